@@ -18,7 +18,7 @@ DATASETS = ("skullbreak", "skullfix")
 SCHEDULES = ("linear", "warm0.1", "warm0.2", "warm0.5", "cosine")
 VARIANCES = ("fixedsmall", "fixedlarge")
 LOSSES = ("mse", "mse_minsnr", "kl")
-SAMPLERS = ("ddpm", "ddim", "dpm_solver")
+SAMPLERS = ("ddpm", "ddim", "dpm_solver", "sa_solver")
 
 
 @dataclass
@@ -255,14 +255,15 @@ class LossSettings:
 
 @dataclass
 class EvaluationSettings:
-    # ddpm (all T steps), ddim, or dpm_solver (DPM-Solver++ of second order: fewer steps)
+    # ddpm (all T steps), ddim, or of second order, for fewer steps: dpm_solver (DPM-Solver++) where
+    # eta is 0, sa_solver (SA-Solver) where it is above
     sampler: str = MISSING
-    # steps of ddim and dpm_solver; ddpm ignores this, step_power and eta
+    # steps of all samplers but ddpm, which ignores this, step_power and eta
     steps: int = MISSING
-    # spacing of the steps: 1, as published, even; 2 denser where little noise is left. dpm_solver
-    # needs denser ones, and takes 2 where this is 1
+    # spacing of the steps: 1, as published, even; 2 denser where little noise is left. The solvers
+    # of second order need denser ones, and take 2 where this is 1
     step_power: float = 1.0
-    # randomness of ddim and dpm_solver: 0 none, 1 as much as ddpm
+    # randomness of all samplers but ddpm: 0 none, 1 as much as ddpm
     eta: float = MISSING
     # clamp a predicted implant to the box of the known points, enlarged by this fraction of its
     # sides, so that errors of the noisiest steps do not accumulate. null: no limit, as published

@@ -202,29 +202,39 @@ def ddim_step(
 
 
 class SolverTable(NamedTuple):
-    """Coefficients (T,) of DPM-Solver++ (2M, with eta as an SDE), by t; arXiv:2211.01095."""
+    """Coefficients (T,) of a solver of second order, by t: DPM-Solver++ or SA-Solver."""
 
     kept: Tensor  # factor of x_t
-    added: Tensor  # factor of the extrapolated x_0
-    extrapolated: Tensor  # weight of the change of x_0 since the step before; 0: first order
+    added: Tensor  # factor of x_0
+    extrapolated: Tensor  # weight of the change of x_0 since the step before, for the next x_t
+    corrected: Tensor  # factor of that change, for the x_t at which it was found
     noise: Tensor  # factor of new noise
 
     def to(self, device: torch.device) -> SolverTable:
         return SolverTable(*(values.to(device) for values in self))
 
 
-def make_solver(arrays: Arrays, timesteps: list[int], eta: float = 0.0) -> SolverTable:
+def make_solver(
+    arrays: Arrays, timesteps: list[int], eta: float = 0.0, corrects: bool = False
+) -> SolverTable:
     """Return the coefficients for respaced arrays and their steps, from the noisiest down.
 
-    The first step has no predecessor and the last one ends without noise, so both are of first
-    order. With eta 0 it solves the probability-flow ODE, with eta 1 the reverse SDE.
+    With eta 0 it solves the probability-flow ODE, with eta 1 the reverse SDE. DPM-Solver++ (2M,
+    arXiv:2211.01095) extrapolates x_0. SA-Solver (`corrects`; a predictor of first order and a
+    corrector of second, arXiv:2309.05019) interpolates it instead: once x_0 is known at the end of
+    a step, it repeats the step with the same noise. The first step has no predecessor and the last
+    one ends without noise, so both are of first order.
     """
     total = len(arrays.betas)
-    sample_factor, added, extrapolated, noise = (np.zeros(total) for _ in range(4))
+    kept, added, extrapolated, corrected, noise = (np.zeros(total) for _ in range(5))
     alphas_cumprod = arrays.alphas_cumprod.double().numpy()
     after = arrays.alphas_cumprod_prev.double().numpy()
     before: float | None = None  # change of the log signal-to-noise ratio in the step before
     for time in timesteps:
+        if before is not None and corrects:
+            # The step before had x_0 constant; the weight of a linear change from 0 to 1.
+            span = (1 + eta) * before
+            corrected[time] = np.sqrt(alphas_cumprod[time]) * (1 + np.expm1(-span) / span)
         if after[time] >= 1.0 or time == timesteps[-1]:
             added[time] = 1.0
             break
@@ -233,20 +243,23 @@ def make_solver(arrays: Arrays, timesteps: list[int], eta: float = 0.0) -> Solve
             - np.log(alphas_cumprod[time] / (1 - alphas_cumprod[time]))
         )
         forgotten = np.exp(-eta * change)
-        sample_factor[time] = forgotten * np.sqrt((1 - after[time]) / (1 - alphas_cumprod[time]))
+        kept[time] = forgotten * np.sqrt((1 - after[time]) / (1 - alphas_cumprod[time]))
         added[time] = np.sqrt(after[time]) * -np.expm1(-(1 + eta) * change)
         noise[time] = np.sqrt((1 - after[time]) * (1 - forgotten**2))
-        extrapolated[time] = 0.0 if before is None else change / (2 * before)
+        if before is not None and not corrects:
+            extrapolated[time] = change / (2 * before)
         before = change
-    columns = (sample_factor, added, extrapolated, noise)
+    columns = (kept, added, extrapolated, corrected, noise)
     return SolverTable(*(torch.from_numpy(values.astype(np.float32)) for values in columns))
 
 
 def solver_step(
     table: SolverTable, x: Tensor, times: Tensor, start: Tensor, start_before: Tensor, noise: Tensor
 ) -> Tensor:
-    """Take one step of DPM-Solver++, given x_0 (B, 3, K) at this and the previous step."""
-    ahead = start + at(table.extrapolated, times) * (start - start_before)
+    """Take one step of a solver, given x_0 (B, 3, K) at this and the previous step."""
+    change = start - start_before
+    x = x + at(table.corrected, times) * change
+    ahead = start + at(table.extrapolated, times) * change
     moved = at(table.kept, times) * x + at(table.added, times) * ahead
     return moved + at(table.noise, times) * noise
 

@@ -37,7 +37,8 @@ from overt.recipes.pcdiff.diffusion import (
 
 logger = logging.getLogger(__name__)
 
-SOLVER_POWER = 2.0  # of DPM-Solver++, where evaluation.step_power is 1
+SOLVERS = ("dpm_solver", "sa_solver")  # of second order
+SOLVER_POWER = 2.0  # of these, where evaluation.step_power is 1
 
 
 class Plan(NamedTuple):
@@ -45,9 +46,9 @@ class Plan(NamedTuple):
 
     arrays: Arrays
     timesteps: list[int]
-    variance: str | None  # of DDPM; None: DDIM or DPM-Solver++
+    variance: str | None  # of DDPM; None: another sampler
     eta: float
-    solver: SolverTable | None = None  # of DPM-Solver++
+    solver: SolverTable | None = None  # of a solver of second order
     shared_noise: float = 0.0  # as in training
     box_margin: float | None = None
 
@@ -71,13 +72,14 @@ def make_plan(diffusion: DiffusionSettings, evaluation: EvaluationSettings) -> P
         _announce_all_steps(diffusion.steps)
         steps = list(range(diffusion.steps - 1, -1, -1))
         return Plan(arrays, steps, diffusion.variance, 0.0, None, shared, margin)
-    if evaluation.sampler == "dpm_solver":
+    if evaluation.sampler in SOLVERS:
         # The last steps change the signal-to-noise ratio most: a second-order solver needs them
         # closer together.
         power = SOLVER_POWER if evaluation.step_power == 1 else evaluation.step_power
         spaced = respace(arrays, evaluation.steps, power)
         eta = evaluation.eta
-        solver = make_solver(spaced.arrays, spaced.timesteps, eta)
+        corrects = evaluation.sampler == "sa_solver"
+        solver = make_solver(spaced.arrays, spaced.timesteps, eta, corrects)
         return Plan(spaced.arrays, spaced.timesteps, None, eta, solver, shared, margin)
     spaced = respace(arrays, evaluation.steps, evaluation.step_power)
     return Plan(spaced.arrays, spaced.timesteps, None, evaluation.eta, None, shared, margin)
@@ -89,7 +91,7 @@ def _announce_all_steps(total: int) -> None:
     if is_main_process():
         logger.warning(
             "evaluation.sampler=ddpm takes all %d steps of training; evaluation.steps, step_power "
-            "and eta have no effect (use ddim or dpm_solver for fewer steps)",
+            "and eta have no effect (use ddim, dpm_solver or sa_solver for fewer steps)",
             total,
         )
 

@@ -87,6 +87,8 @@ def generators(count: int, first: int = 0) -> list[torch.Generator]:
         ["evaluation.sampler=ddim", "evaluation.steps=10", "evaluation.eta=0.5"],
         ["evaluation.sampler=dpm_solver", "evaluation.steps=10"],
         ["evaluation.sampler=dpm_solver", "evaluation.steps=10", "evaluation.eta=1.0"],
+        ["evaluation.sampler=sa_solver", "evaluation.steps=10"],
+        ["evaluation.sampler=sa_solver", "evaluation.steps=10", "evaluation.eta=1.0"],
     ],
 )
 def test_an_oracle_is_led_to_what_it_knows(overrides: list[str], tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_an_oracle_is_led_to_what_it_knows(overrides: list[str], tmp_path: Path)
     torch.testing.assert_close(found, start, atol=0.02, rtol=0)
 
 
-@pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpm_solver"])
+@pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpm_solver", "sa_solver"])
 def test_implants_stay_in_the_box_of_the_known_points(sampler: str, tmp_path: Path) -> None:
     words = [f"evaluation.sampler={sampler}", "evaluation.steps=20", "model.diffusion.steps=50"]
     words += ["model.diffusion.beta_end=0.3", "evaluation.box_margin=0.1"]
@@ -166,12 +168,13 @@ def test_ddim_takes_denser_steps_where_little_noise_is_left(tmp_path: Path) -> N
     assert (np.diff(gaps) <= 1).all()  # up to rounding they shrink towards the end
 
 
-def test_dpm_solver_takes_the_step_power_or_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["dpm_solver", "sa_solver"])
+def test_solvers_take_the_step_power_or_their_own(name: str, tmp_path: Path) -> None:
     def steps(*words: str) -> list[int]:
         small = SMALL_PCDIFF.recipe(tmp_path, "evaluation.steps=10", *words).settings
         return make_plan(small.model.diffusion, small.evaluation).timesteps
 
-    solver = "evaluation.sampler=dpm_solver"
+    solver = f"evaluation.sampler={name}"
     assert steps(solver) == steps(solver, "evaluation.step_power=2")
     assert steps(solver) == steps("evaluation.step_power=2")  # those of ddim
     assert steps(solver, "evaluation.step_power=3") == steps("evaluation.step_power=3")
@@ -189,7 +192,8 @@ def test_ddpm_says_once_which_settings_have_no_effect(
     assert "takes all 37 steps of training; evaluation.steps, step_power and eta" in message
 
 
-def test_dpm_solver_needs_fewer_steps_than_ddim(tmp_path: Path) -> None:
+@pytest.mark.parametrize("solver", ["dpm_solver", "sa_solver"])
+def test_solvers_need_fewer_steps_than_ddim(solver: str, tmp_path: Path) -> None:
     """Of a normal distribution the end of the reverse process is known exactly."""
     start = torch.randn((2, 40, 3), generator=torch.Generator().manual_seed(1))
     known = torch.zeros((2, 5, 3))
@@ -207,13 +211,14 @@ def test_dpm_solver_needs_fewer_steps_than_ddim(tmp_path: Path) -> None:
         offset = first.transpose(1, 2) - kept.sqrt() * start
         return float((found - start - model.spread / width * offset).abs().mean())
 
-    assert error("dpm_solver", 20) < error("ddim", 50)
-    assert error("dpm_solver", 40) < error("dpm_solver", 10)
+    assert error(solver, 20) < error("ddim", 50)
+    assert error(solver, 40) < error(solver, 10)
 
 
 @pytest.mark.parametrize("eta", [0, 1])
-def test_dpm_solver_reaches_the_chamfer_distance_of_ddim_in_20_steps(
-    eta: int, tmp_path: Path
+@pytest.mark.parametrize("solver", ["dpm_solver", "sa_solver"])
+def test_solvers_reach_the_chamfer_distance_of_ddim_in_20_steps(
+    solver: str, eta: int, tmp_path: Path
 ) -> None:
     """On two walls, with the diffusion of pcdiff_medium and a denoiser that knows the surface."""
     generator = torch.Generator().manual_seed(2)
@@ -235,8 +240,8 @@ def test_dpm_solver_reaches_the_chamfer_distance_of_ddim_in_20_steps(
         return float(np.mean([cloud_scores(a, b, 1.0)["chamfer"] for a, b in pairs]))
 
     expected = chamfer("ddim", 50)
-    assert chamfer("dpm_solver", 20) < 1.05 * expected
-    assert chamfer("dpm_solver", 4) > 1.1 * expected  # the test can tell
+    assert chamfer(solver, 20) < 1.05 * expected
+    assert chamfer(solver, 4) > 1.1 * expected  # the test can tell
 
 
 def test_shared_noise_reaches_the_start_and_every_step() -> None:
@@ -272,12 +277,13 @@ def test_marked_points_are_told_from_the_skull_s(tmp_path: Path) -> None:
     assert scores["val_loss"] > 0
 
 
-def test_a_random_solver_comes_near_the_distribution(tmp_path: Path) -> None:
+@pytest.mark.parametrize("solver", ["dpm_solver", "sa_solver"])
+def test_a_random_solver_comes_near_the_distribution(solver: str, tmp_path: Path) -> None:
     """Samples of a normal distribution keep its mean; twice the steps halve the error of width."""
 
     def error(steps: int) -> float:
         words = [
-            "evaluation.sampler=dpm_solver",
+            f"evaluation.sampler={solver}",
             "evaluation.eta=1.0",
             "model.diffusion.steps=1000",
         ]
@@ -292,3 +298,31 @@ def test_a_random_solver_comes_near_the_distribution(tmp_path: Path) -> None:
         return abs(float(end.std()) / model.spread - 1)
 
     assert error(40) < 0.5 * error(20) < 0.08
+
+
+def test_sa_solver_does_not_repeat_the_errors_of_a_network(tmp_path: Path) -> None:
+    """With a network that is wrong at every step, in a new way each time."""
+
+    class Wrong(Gaussian):
+        spread = 0.03
+        random = torch.Generator().manual_seed(4)
+
+        def __call__(self, x: Tensor, times: Tensor, geometry: Geometry) -> Tensor:
+            noise = super().__call__(x, times, geometry)
+            kept = diffusion.at(self.known.alphas_cumprod, times)
+            error = 0.03 * torch.randn(noise.shape, generator=self.random)
+            return noise + (kept / (1 - kept)).sqrt() * error
+
+    def scatter(sampler: str, steps: int) -> float:
+        words = [f"evaluation.sampler={sampler}", f"evaluation.steps={steps}"]
+        words += ["evaluation.eta=1", "evaluation.step_power=2", "model.diffusion.steps=1000"]
+        words += ["model.diffusion.beta_start=1e-4", "model.diffusion.beta_end=0.02"]
+        settings = SMALL_PCDIFF.recipe(tmp_path, *words).settings
+        plan = make_plan(settings.model.diffusion, settings.evaluation)
+        model = Wrong(torch.zeros((1, 2000, 3)), base_arrays(settings.model.diffusion))
+        end = sample_implants(model, torch.zeros((1, 5, 3)), 2000, plan, generators(1))  # type: ignore[arg-type]
+        return float(end.std())
+
+    expected = scatter("ddim", 50)
+    assert scatter("sa_solver", 20) < 1.1 * expected
+    assert scatter("dpm_solver", 20) > 1.15 * expected  # the test can tell
