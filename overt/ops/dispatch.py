@@ -66,6 +66,12 @@ KERNELS = {
     "raster": Kernels(
         True, "its atomic minima are of integers, exact in any order", (torch.float32,)
     ),
+    "top_k": Kernels(
+        True,
+        "comparisons only: each row is searched by one program",
+        HALVES,  # a number and its index share 32 bits
+        longest=16384,  # numbers of a row, which are held at once
+    ),
 }
 
 

@@ -155,9 +155,11 @@ class Backbone(nn.Module):
             self.twice(self.proj2(middle).permute(0, 2, 3, 1)),
             self.four_times(self.proj3(coarse).permute(0, 2, 3, 1)),
         )
-        fused = self.fusion(torch.cat(parts, dim=-1).permute(0, 3, 1, 2))
-        features: Tensor = fused + self.frame_pos_embedding.to(fused.dtype)
-        return features.permute(0, 2, 3, 1).contiguous()
+        fused = self.fusion(torch.cat(parts, dim=-1).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        # Added channels last, as the maps are: in the other order the sum of its gradient over
+        # frames takes 4.6 ms of a step on an H200.
+        features: Tensor = fused + self.frame_pos_embedding.permute(0, 2, 3, 1).to(fused.dtype)
+        return features.contiguous()
 
     def _stage(self, stage: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """Run a stage; with `recompute` store only its inputs for the backward pass.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from overt.geometry.sample import interpolation_matrix
 from overt.nn.deformable import DeformableAttention
 from overt.nn.dropout import SeededDropout
+from overt.ops.top_k.api import top_k
 from overt.recipes.lbm.backbone import STRIDE
 from overt.recipes.lbm.blocks import EntryAttention, PostNorm
 from overt.recipes.lbm.pyramid import normalize
@@ -133,7 +134,7 @@ class Layer(PostNorm):
         if self.candidates == 1:
             cells = scores.argmax(dim=-1, keepdim=True)
         else:
-            cells = scores.topk(self.candidates, dim=-1).indices
+            cells = top_k(scores, self.candidates)
         row = torch.div(cells, width, rounding_mode="floor")
         column = cells - row * width
         positions = torch.stack([column, row], dim=-1).float() + 0.5
