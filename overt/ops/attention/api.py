@@ -19,6 +19,7 @@ from overt.ops.attention.packing import Packing
 from overt.ops.attention.plain import attention_plain
 from overt.ops.dispatch import HALVES, replaces, use_kernels
 
+WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 SHORT = 128  # tokens; up to here the Triton kernels are faster for equal sequences too
 
 
@@ -35,9 +36,15 @@ def attention(
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
 
 
-def repeatable_attention(*inputs: Tensor) -> AbstractContextManager[None]:
-    """A context for layers of torch that attend by themselves, such as its transformers."""
-    return sdpa_kernel(SDPBackend.MATH) if replaces("attention", *inputs) else nullcontext()
+def attention_in_layers(*inputs: Tensor) -> AbstractContextManager[None]:
+    """A context for layers of torch that attend by themselves, such as its transformers.
+
+    With a gradient they do without cuDNN: with torch 2.11 its gradient of a single query in
+    bfloat16 became NaN in the middle of a training, while the loss was finite.
+    """
+    if replaces("attention", *inputs):
+        return sdpa_kernel(SDPBackend.MATH)
+    return sdpa_kernel(WITHOUT_CUDNN) if torch.is_grad_enabled() else nullcontext()
 
 
 def attend(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from overt.data.images.transforms import Normalize
 from overt.errors import CheckpointError
-from overt.ops.attention.api import repeatable_attention
+from overt.ops.attention.api import attention_in_layers
 from overt.ops.convolve import Conv2d
 from overt.recipes.blade.dpt import DepthAnything
 from overt.recipes.blade.norm import SharedBatchNorm2d
@@ -58,7 +58,7 @@ class DepthDecoder(nn.Module):
         if self.places is not None:
             memory = memory + self.places
         query = self.query.weight.expand(len(maps), 1, -1).to(memory.dtype)
-        with repeatable_attention(query, memory):
+        with attention_in_layers(query, memory):
             decoded = self.decoder(query, memory)
         return self.max_depth_m * torch.sigmoid(self.z_out(decoded)[:, 0].float())
 

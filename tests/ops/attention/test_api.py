@@ -3,7 +3,7 @@
 import torch
 from attention_written_out import written_out
 
-from overt.ops.attention.api import attend, attend_within, can_attend
+from overt.ops.attention.api import attend, attend_within, attention_in_layers, can_attend
 from overt.ops.attention.packing import Packing
 
 
@@ -21,3 +21,14 @@ def test_equal_sequences_without_kernels() -> None:
 
 def test_what_the_kernels_cannot_serve_is_left_to_others() -> None:
     assert not can_attend(torch.zeros(4, 3, 2, 32, dtype=torch.bfloat16), 64)  # not on CUDA
+
+
+def test_layers_of_torch_do_without_cudnn_where_they_have_a_gradient() -> None:
+    def allowed() -> tuple[bool, bool]:
+        return torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled()
+
+    tokens = torch.zeros(2, 1, 4)
+    with attention_in_layers(tokens):
+        assert allowed() == (False, True)
+    with torch.no_grad(), attention_in_layers(tokens):
+        assert allowed() == (True, True)
