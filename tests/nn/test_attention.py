@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from overt.nn.attention import Attention, Block, DropPath, rotate
+from overt.nn.attention import Attention, Block, DropPath, Mlp, rotate
 from overt.ops.attention.packing import Packing
 
 LENGTHS = [[3, 1, 5], [4, 4], [1], [2, 7, 1, 1]]
@@ -37,6 +37,27 @@ def test_what_is_outside_a_sequence_does_not_change_it() -> None:
     before, after = attention(tokens, packing), attention(other, packing)
     assert torch.equal(before[:3], after[:3])
     assert not torch.allclose(before[3:], after[3:])
+
+
+def test_of_frozen_weights_in_bfloat16_the_gelu_is_as_exact_as_rounding_allows() -> None:
+    """The exact GELU of numbers that were rounded, and its tanh form of the same."""
+    torch.manual_seed(0)
+    mlp = Mlp(64, 256)
+    torch.nn.init.normal_(mlp.fc1.weight, std=0.2)
+    mlp.bfloat16().requires_grad_(False)
+    tokens = torch.randn(500, 64).bfloat16()
+    precise = Mlp(64, 256).double()
+    precise.load_state_dict(mlp.state_dict())
+    expected = precise(tokens.double())
+    exact = mlp(tokens)  # as with a gradient
+    with torch.no_grad():
+        found = mlp(tokens)
+    assert not torch.equal(found, exact)
+
+    def error(result: Tensor) -> float:
+        return float((result.double() - expected).norm() / expected.norm())
+
+    assert error(found) < 1.02 * error(exact) < 0.01
 
 
 def turned(vector: Tensor, angle: float) -> Tensor:

@@ -86,6 +86,12 @@ class DepthNetRecipe(Recipe):
         backbone = model.depth_backbone
         return list(backbone.pretrained.blocks) if isinstance(backbone, DepthAnything) else []
 
+    def compile_units(self, model: DepthNet) -> list[nn.Module]:
+        """Return the blocks of the encoder, and the DPT head, whose biases and ReLUs then fuse."""
+        backbone = model.depth_backbone
+        head = [backbone.depth_head] if isinstance(backbone, DepthAnything) else []
+        return [*self.blocks(model), *head]
+
     def loss(
         self, model: nn.Module, batch: DepthBatch, counts: dict[str, Tensor], step: int
     ) -> StepOutput:

@@ -92,6 +92,10 @@ class DPTHead(nn.Module):
         )
         self.scratch = Scratch(channels, features)
 
+    def forward(self, tokens: Sequence[Tensor], grid: Grid) -> Tensor:
+        """Return the finest fused map, four times the grid size."""
+        return self.fuse(tokens, grid)[-1]
+
     def fuse(self, tokens: Sequence[Tensor], grid: Grid) -> list[Tensor]:
         """Return the fused maps from coarse to fine, the last one four times the grid size.
 
@@ -148,8 +152,7 @@ class DepthAnything(nn.Module):
         products at the smaller size.
         """
         grid = self.pretrained.grid_of(images)
-        maps = self.depth_head.fuse(self.tokens(images), grid)[-1]
-        return double_and_resize(maps, output)
+        return double_and_resize(self.depth_head(self.tokens(images), grid), output)
 
     def depth_m(self, images: Tensor) -> Tensor:
         """Return metric depth (B, 1, H, W) of images (B, 3, H, W)."""
