@@ -38,7 +38,9 @@ from overt.recipes.pcdiff.recipe import PCDiffRecipe
 START = time.time()
 PROBE_STEPS = 60
 # sampler, steps, and whether a close-up is sampled after the whole skull
-SAMPLERS = (("ddim", 50, True), ("ddim", 50, False), ("dpm_solver", 20, True))
+SAMPLERS = (
+    ("ddim", 50, True), ("ddim", 50, False), ("sa_solver", 20, True), ("dpm_solver", 20, True),
+)  # fmt: skip
 
 
 def say(text: str) -> None:
