@@ -7,6 +7,7 @@ never imports torch.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,42 +49,65 @@ def mirrored_implant(skull: Mask, affine: Matrix) -> MirroredImplant:
         ) from error
 
     mirror, mismatch = find_mirror(skull, affine)
-    core = _missing_core(skull, affine, mirror)
+    mirrored = _mirrored(skull, affine, mirror)
+    core = _missing_core(skull, affine, mirrored)
     if core.any():
         mirror = _match_around(skull, affine, mirror, core)
-        core = _missing_core(skull, affine, mirror)
+        mirrored = _mirrored(skull, affine, mirror)
+        core = _missing_core(skull, affine, mirrored)
     implant = np.zeros_like(skull)
     if core.any():
         # Back to the rim of the defect, through mirrored bone.
         spacing = np.linalg.norm(affine[:3, :3], axis=0)
-        margin = [int(np.ceil(2 * APART_MM / size)) + 1 for size in spacing]
-        box = bounding_box(core, margin)
-        missing = _reflected(skull, affine, mirror)[box] & ~skull[box]
+        box = bounding_box(core, _margin(spacing))
+        missing = mirrored[box] & ~skull[box]
         implant[box] = missing & (distance_to(core[box], spacing) <= 1.5 * APART_MM)
     return MirroredImplant(implant, mirror, mismatch)
 
 
-def _reflected(skull: Mask, affine: Matrix, mirror: Matrix) -> Mask:
+def _margin(spacing: Points) -> list[int]:
+    """Return a number of voxels for each axis, beyond which nothing is near."""
+    return [int(np.ceil(2 * APART_MM / size)) + 1 for size in spacing]
+
+
+def _mirrored(skull: Mask, affine: Matrix, mirror: Matrix) -> Mask:
+    """Return the mirror image of a skull, on the same voxels."""
     from scipy.ndimage import affine_transform
 
-    step = np.linalg.inv(affine) @ np.linalg.inv(mirror) @ affine
-    values = affine_transform(skull.astype(np.float32), step[:3, :3], step[:3, 3], order=1)
-    return np.asarray(values > 0.5)
+    # Most of a scan is air: only the box around the bone is read, and the one it is mirrored to.
+    box = bounding_box(skull, (1, 1, 1))
+    forth = np.linalg.inv(affine) @ mirror @ affine  # of voxels
+    corners = np.array(list(product(*((part.start, part.stop) for part in box))))
+    moved = corners @ forth[:3, :3].T + forth[:3, 3]
+    low = np.clip(np.floor(moved.min(axis=0)).astype(int), 0, skull.shape)
+    high = np.clip(np.ceil(moved.max(axis=0)).astype(int) + 1, low, skull.shape)
+    back = np.linalg.inv(forth)
+    offset = back[:3, :3] @ low + back[:3, 3] - [part.start for part in box]
+    target = tuple(slice(first, last) for first, last in zip(low, high, strict=True))
+    image = np.zeros_like(skull)
+    if image[target].size:
+        values = skull[box].astype(np.float32)
+        image[target] = (
+            affine_transform(values, back[:3, :3], offset, image[target].shape, order=1) > 0.5
+        )
+    return image
 
 
-def _missing_core(skull: Mask, affine: Matrix, mirror: Matrix) -> Mask:
+def _missing_core(skull: Mask, affine: Matrix, mirrored: Mask) -> Mask:
     """Return the largest piece of mirrored bone of the vault that has none of the skull near it."""
     from scipy.ndimage import label
 
     spacing = np.linalg.norm(affine[:3, :3], axis=0)
-    away = _reflected(skull, affine, mirror) & ~skull
+    away = mirrored & ~skull
     # The bones of the face differ most between the sides, and are not what is looked for.
     indices = np.argwhere(away)
     height = indices @ affine[2, :3] + affine[2, 3]
     bone = np.argwhere(skull) @ affine[2, :3] + affine[2, 3]
     away[tuple(indices[height < bone.max() - VAULT_MM].T)] = False
     if away.any():
-        away &= distance_to(skull, spacing) > APART_MM
+        box = bounding_box(away, _margin(spacing))
+        if skull[box].any():
+            away[box] &= distance_to(skull[box], spacing) > APART_MM
     labels, count = label(away)
     if not count:
         return away
@@ -96,7 +120,7 @@ def _match_around(skull: Mask, affine: Matrix, mirror: Matrix, core: Mask) -> Ma
 
     points = np.argwhere(surface(skull)) @ affine[:3, :3].T + affine[:3, 3]
     missing = np.argwhere(core) @ affine[:3, :3].T + affine[:3, 3]
-    near = KDTree(missing).query(points)[0] < _AROUND_MM
+    near = KDTree(missing).query(points, distance_upper_bound=_AROUND_MM)[0] < _AROUND_MM
     return match_points(points, points[near], mirror, 2 * APART_MM)
 
 

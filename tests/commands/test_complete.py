@@ -181,6 +181,10 @@ def test_what_would_have_no_effect_is_refused(
     assert "checkpoint, samples would have no effect" in capsys.readouterr().err
     assert main([*words, "--spacing", "3", "3", "3"]) == 2
     assert "has its own spacing" in capsys.readouterr().err
+    for option in ("--min-wall", "--close-holes"):  # both would fill the head
+        with pytest.raises(SystemExit, match="2"):
+            main([*words, option, "200"])
+        assert f"{option}: 200 is not a number from 0 to 25" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     numbers = (["--min-wall", "3"], ["--threshold", "0"])
     for given in (*numbers, ["--voxels", "x"], ["--no-vote"], ["--all-parts"]):
