@@ -155,7 +155,7 @@ def whole_number(least: int, unit: str = "", most: int = LARGEST_NUMBER) -> Call
 def finite_number(
     least: float, above: bool = False, most: float = math.inf
 ) -> Callable[[str], float]:
-    """Return the type of an option: a finite number of at least, or above, `least`, up to `most`."""
+    """Return the type of an option: a finite number from `least` (or above it) to `most`."""
     bound = f"{'above' if above else 'of at least'} {least:g}"
     if most < math.inf:
         bound = f"{bound} and at most {most:g}" if above else f"from {least:g} to {most:g}"

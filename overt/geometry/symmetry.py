@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.errors import DataError
+from overt.geometry.vault import vault_middle
 from overt.geometry.voxels import Mask, bounding_box, distance_to, surface
 
 _POINTS = 6000  # of the surface, for matching
@@ -23,6 +24,8 @@ _FEWEST = 500  # points that a reflection is matched by
 # A head is not symmetric: mirrored bone this near to the skull alone does not mean a defect.
 APART_MM = 3.5
 VAULT_MM = 110.0  # below the vertex there is the face
+_BESIDE_MM = 12.0  # two walls of a skull that bulges more on one side are less apart
+_SMALLEST_MM3 = 500.0  # of mirrored bone without a partner; less is a suture or noise
 _AROUND_MM = 30.0  # bone that a mirrored piece has to fit to
 
 Points = NDArray[np.floating[Any]]
@@ -108,10 +111,33 @@ def _missing_core(skull: Mask, affine: Matrix, mirrored: Mask) -> Mask:
         box = bounding_box(away, _margin(spacing))
         if skull[box].any():
             away[box] &= distance_to(skull[box], spacing) > APART_MM
+    indices = np.argwhere(away)
+    away[tuple(indices[_beside_bone(skull, affine, indices)].T)] = False
     labels, count = label(away)
-    if not count:
-        return away
-    return np.asarray(labels == np.bincount(labels.ravel())[1:].argmax() + 1)
+    sizes = np.bincount(labels.ravel())[1:]
+    if not count or sizes.max() * np.prod(spacing) < _SMALLEST_MM3:
+        return np.zeros_like(skull)
+    return np.asarray(labels == sizes.argmax() + 1)
+
+
+def _beside_bone(skull: Mask, affine: Matrix, indices: NDArray[np.int64]) -> Mask:
+    """Return which voxels (N, 3) have bone of the skull in front or behind.
+
+    Seen from the middle of the vault. Where the sides differ by more than a wall, mirrored bone
+    has none of the skull near it, but it does not close a gap.
+    """
+    bone = np.argwhere(skull) @ affine[:3, :3].T + affine[:3, 3]
+    points = indices @ affine[:3, :3].T + affine[:3, 3]
+    outward = points - vault_middle(bone)
+    outward /= np.maximum(np.linalg.norm(outward, axis=1, keepdims=True), 1e-6)
+    step = np.linalg.inv(affine)[:3, :3] @ outward.T  # (3, N) voxels per mm
+    size = float(np.linalg.norm(affine[:3, :3], axis=0).min())
+    beside = np.zeros(len(indices), dtype=bool)
+    for shift in np.arange(-_BESIDE_MM, _BESIDE_MM, size):
+        near = np.round(indices.T + shift * step).astype(int)  # (3, N)
+        near = np.clip(near, 0, np.array(skull.shape)[:, None] - 1)
+        beside |= skull[tuple(near)]
+    return beside
 
 
 def _match_around(skull: Mask, affine: Matrix, mirror: Matrix, core: Mask) -> Matrix:

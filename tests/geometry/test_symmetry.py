@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy.ndimage import affine_transform
 
 from overt.data.skulls.defects import cut_defect
@@ -49,3 +50,21 @@ def test_a_mirror_image_is_that_of_the_whole_volume() -> None:
     np.testing.assert_array_equal(symmetry._mirrored(skull, affine, mirror), whole)
     mirror[0, 3] = 900.0
     assert not symmetry._mirrored(skull, affine, mirror).any()
+
+
+def bulging_skull() -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return a skull whose left temple bulges by 11 mm, and a gap at its right forehead."""
+    grid = (np.indices((66, 66, 50)).transpose(1, 2, 3, 0) - [30, 32, 16]) * 3.0  # mm
+    radius = np.linalg.norm(grid, axis=-1)
+    angle = np.arccos(np.clip(grid[..., 0] / np.maximum(radius, 1e-6), -1, 1))  # from the left
+    outer = 80 + 11 * np.exp(-((angle / 0.5) ** 2))
+    whole = (radius < outer) & (radius > outer - 7) & (grid[..., 2] > -40)
+    gap = np.linalg.norm(grid - [-45, -52, 40], axis=-1) < 20
+    return whole, whole & gap
+
+
+def test_a_head_that_bulges_on_one_side_has_no_gap_there() -> None:
+    whole, gap = bulging_skull()
+    affine = np.diag([3.0, 3.0, 3.0, 1.0])
+    assert dice(symmetry.mirrored_implant(whole & ~gap, affine).implant, gap) > 0.7
+    assert not symmetry.mirrored_implant(whole, affine).implant.any()
