@@ -139,7 +139,10 @@ def why_empty(options: argparse.Namespace) -> str:
     if options.clearance:
         return f"no voxel is {options.clearance:g} mm from the skull, as --clearance asks"
     if options.mirror:
-        return "nothing of the mirrored side is missing here"
+        return (
+            "no gap of the skull has bone on the other side, as across the midline; use "
+            "--interpolate, or a trained model (--checkpoint)"
+        )
     return "at least half of the samples must share a volume; take more steps, or another model"
 
 
