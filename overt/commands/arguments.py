@@ -152,8 +152,13 @@ def whole_number(least: int, unit: str = "", most: int = LARGEST_NUMBER) -> Call
     return parse
 
 
-def finite_number(least: float, above: bool = False) -> Callable[[str], float]:
-    """Return the type of an option that takes a finite number of at least, or above, `least`."""
+def finite_number(
+    least: float, above: bool = False, most: float = math.inf
+) -> Callable[[str], float]:
+    """Return the type of an option: a finite number from `least` (or above it) to `most`."""
+    bound = f"{'above' if above else 'of at least'} {least:g}"
+    if most < math.inf:
+        bound = f"{bound} and at most {most:g}" if above else f"from {least:g} to {most:g}"
 
     def parse(text: str) -> float:
         try:
@@ -161,8 +166,7 @@ def finite_number(least: float, above: bool = False) -> Callable[[str], float]:
         except ValueError:
             number = math.nan
         large_enough = number > least if above else number >= least
-        if not math.isfinite(number) or not large_enough:
-            bound = f"{'above' if above else 'of at least'} {least:g}"
+        if not math.isfinite(number) or not large_enough or number > most:
             raise argparse.ArgumentTypeError(f"{text} is not a number {bound}")
         return number
 

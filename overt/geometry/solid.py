@@ -28,11 +28,11 @@ _NEIGHBOURS = 6
 # Largest surface, estimated from the distances between points. With any number of points, true
 # implants measure up to 450 cm². A ball as large as scattered points need fills the whole head.
 LARGEST_CM2 = 1000.0
-_SMOOTHED = 12  # nearest vertices that smoothing looks at
-_SAME_SIDE = 0.9  # cosine between normals above which two vertices are on one side of an edge
-# Points on marching cubes at level 0 are spread over one voxel outside the boundary: half a voxel,
-# and a little for the curvature of walls (benchmarks/solids.py).
-OUTSET = 0.55
+_SMOOTHED = 12  # nearest points that smoothing looks at
+_SAME_SIDE = 0.9  # cosine between normals above which two points are on one side of an edge
+# Points on marching cubes at level 0 are spread over one voxel outside the boundary: this is their
+# mean distance from planes in all directions.
+OUTSET = 0.48
 # The corners of the facet opposite to each corner of a tetrahedron of positive volume, such that
 # the facet's normal points out of it.
 _FACETS = np.array([[1, 2, 3], [0, 3, 2], [0, 1, 3], [0, 2, 1]])
@@ -73,10 +73,11 @@ def _find_solid(
 ) -> Mask | None:
     """Return the solid of the points; None where they enclose none."""
     made_in = np.asarray(spacing if cloud_spacing is None else cloud_spacing)
-    vertices, faces = surface_of_points(points * np.asarray(spacing), ball_mm)
+    points_mm = points * np.asarray(spacing)
+    vertices, faces = surface_of_points(points_mm, ball_mm)
     if not len(faces):
         return None
-    vertices = smooth_sides(vertices, faces)
+    vertices, faces = round_faces(smooth_sides(vertices, faces, points_mm), faces)
     inner = move_inwards(vertices / made_in, faces, outset)
     return solid_of_mesh(inner * (made_in / np.asarray(spacing)), faces, shape)
 
@@ -162,21 +163,47 @@ def vertex_normals(vertices: Points, faces: Faces) -> Points:
     return np.asarray(normals / np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12))
 
 
-def smooth_sides(vertices: Points, faces: Faces) -> Points:
-    """Average out the noise of points along the normals, and leave edges such as a rim sharp."""
+def smooth_sides(vertices: Points, faces: Faces, points: Points) -> Points:
+    """Average out the noise of points (P, 3) along the normals; edges such as a rim stay sharp.
+
+    The ball only touches the outermost points: without the others, noise would thicken a wall.
+    """
     from scipy.spatial import KDTree
 
+    points = np.unique(points, axis=0)  # what is drawn twice counts once
     normals = vertex_normals(vertices, faces)
-    count = min(_SMOOTHED, len(vertices) - 1)
-    near = KDTree(vertices).query(vertices, count + 1)[1][:, 1:]  # (V, count)
-    cosine = (normals[:, None] * normals[near]).sum(axis=2)
+    point_normals = normals[KDTree(vertices).query(points)[1]]  # (P, 3)
+    count = min(_SMOOTHED + 1, len(points))  # each vertex is one of the points
+    near = KDTree(points).query(vertices, count)[1]  # (V, count)
+    cosine = (normals[:, None] * point_normals[near]).sum(axis=2)
     weight = np.where(cosine > _SAME_SIDE, cosine, 0.0)
-    # Heights over the tangent plane halfway between two vertices: those of a sphere are 0.
-    mean = normals[:, None] + normals[near]
+    # Heights over the tangent plane halfway between two points: those of a sphere are 0.
+    mean = normals[:, None] + point_normals[near]
     mean /= np.maximum(np.linalg.norm(mean, axis=2, keepdims=True), 1e-12)
-    heights = ((vertices[near] - vertices[:, None]) * mean).sum(axis=2)
-    moves = (weight * heights).sum(axis=1) / (weight.sum(axis=1) + 1.0)
+    heights = ((points[near] - vertices[:, None]) * mean).sum(axis=2)
+    moves = (weight * heights).sum(axis=1) / np.maximum(weight.sum(axis=1), 1e-12)
     return np.asarray(vertices + moves[:, None] * normals)
+
+
+def round_faces(vertices: Points, faces: Faces) -> tuple[Points, Faces]:
+    """Split each face into four that bend as the normals at its corners say.
+
+    Flat faces between sparse points cut off what is convex and fill what is concave.
+    """
+    edges = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)  # (3 F, 2)
+    edges, number = np.unique(edges, axis=0, return_inverse=True)
+    first, second = vertices[edges[:, 0]], vertices[edges[:, 1]]
+    normals = vertex_normals(vertices, faces)
+    middles = (first + second) / 2
+    # The middle of the cubic curve that leaves both ends along their tangent planes (PN triangles).
+    for end, sign in ((0, -1), (1, 1)):
+        normal = normals[edges[:, end]]
+        middles += sign * ((second - first) * normal).sum(axis=1, keepdims=True) * normal / 8
+    a, b, c = faces.T
+    ab, bc, ca = number.reshape(-1, 3).T + len(vertices)
+    corners = ((a, ab, ca), (ab, b, bc), (ca, bc, c), (ab, bc, ca))
+    split = np.concatenate([np.stack(three, axis=1) for three in corners])
+    return np.concatenate([vertices, middles]), split
 
 
 def move_inwards(vertices: Points, faces: Faces, depth: float) -> Points:

@@ -7,12 +7,14 @@ never imports torch.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from overt.errors import DataError
+from overt.geometry.vault import vault_middle
 from overt.geometry.voxels import Mask, bounding_box, distance_to, surface
 
 _POINTS = 6000  # of the surface, for matching
@@ -22,6 +24,8 @@ _FEWEST = 500  # points that a reflection is matched by
 # A head is not symmetric: mirrored bone this near to the skull alone does not mean a defect.
 APART_MM = 3.5
 VAULT_MM = 110.0  # below the vertex there is the face
+_BESIDE_MM = 12.0  # two walls of a skull that bulges more on one side are less apart
+_SMALLEST_MM3 = 500.0  # of mirrored bone without a partner; less is a suture or noise
 _AROUND_MM = 30.0  # bone that a mirrored piece has to fit to
 
 Points = NDArray[np.floating[Any]]
@@ -48,46 +52,92 @@ def mirrored_implant(skull: Mask, affine: Matrix) -> MirroredImplant:
         ) from error
 
     mirror, mismatch = find_mirror(skull, affine)
-    core = _missing_core(skull, affine, mirror)
+    mirrored = _mirrored(skull, affine, mirror)
+    core = _missing_core(skull, affine, mirrored)
     if core.any():
         mirror = _match_around(skull, affine, mirror, core)
-        core = _missing_core(skull, affine, mirror)
+        mirrored = _mirrored(skull, affine, mirror)
+        core = _missing_core(skull, affine, mirrored)
     implant = np.zeros_like(skull)
     if core.any():
         # Back to the rim of the defect, through mirrored bone.
         spacing = np.linalg.norm(affine[:3, :3], axis=0)
-        margin = [int(np.ceil(2 * APART_MM / size)) + 1 for size in spacing]
-        box = bounding_box(core, margin)
-        missing = _reflected(skull, affine, mirror)[box] & ~skull[box]
+        box = bounding_box(core, _margin(spacing))
+        missing = mirrored[box] & ~skull[box]
         implant[box] = missing & (distance_to(core[box], spacing) <= 1.5 * APART_MM)
     return MirroredImplant(implant, mirror, mismatch)
 
 
-def _reflected(skull: Mask, affine: Matrix, mirror: Matrix) -> Mask:
+def _margin(spacing: Points) -> list[int]:
+    """Return a number of voxels for each axis, beyond which nothing is near."""
+    return [int(np.ceil(2 * APART_MM / size)) + 1 for size in spacing]
+
+
+def _mirrored(skull: Mask, affine: Matrix, mirror: Matrix) -> Mask:
+    """Return the mirror image of a skull, on the same voxels."""
     from scipy.ndimage import affine_transform
 
-    step = np.linalg.inv(affine) @ np.linalg.inv(mirror) @ affine
-    values = affine_transform(skull.astype(np.float32), step[:3, :3], step[:3, 3], order=1)
-    return np.asarray(values > 0.5)
+    # Most of a scan is air: only the box around the bone is read, and the one it is mirrored to.
+    box = bounding_box(skull, (1, 1, 1))
+    forth = np.linalg.inv(affine) @ mirror @ affine  # of voxels
+    corners = np.array(list(product(*((part.start, part.stop) for part in box))))
+    moved = corners @ forth[:3, :3].T + forth[:3, 3]
+    low = np.clip(np.floor(moved.min(axis=0)).astype(int), 0, skull.shape)
+    high = np.clip(np.ceil(moved.max(axis=0)).astype(int) + 1, low, skull.shape)
+    back = np.linalg.inv(forth)
+    offset = back[:3, :3] @ low + back[:3, 3] - [part.start for part in box]
+    target = tuple(slice(first, last) for first, last in zip(low, high, strict=True))
+    image = np.zeros_like(skull)
+    if image[target].size:
+        values = skull[box].astype(np.float32)
+        image[target] = (
+            affine_transform(values, back[:3, :3], offset, image[target].shape, order=1) > 0.5
+        )
+    return image
 
 
-def _missing_core(skull: Mask, affine: Matrix, mirror: Matrix) -> Mask:
+def _missing_core(skull: Mask, affine: Matrix, mirrored: Mask) -> Mask:
     """Return the largest piece of mirrored bone of the vault that has none of the skull near it."""
     from scipy.ndimage import label
 
     spacing = np.linalg.norm(affine[:3, :3], axis=0)
-    away = _reflected(skull, affine, mirror) & ~skull
+    away = mirrored & ~skull
     # The bones of the face differ most between the sides, and are not what is looked for.
     indices = np.argwhere(away)
     height = indices @ affine[2, :3] + affine[2, 3]
     bone = np.argwhere(skull) @ affine[2, :3] + affine[2, 3]
     away[tuple(indices[height < bone.max() - VAULT_MM].T)] = False
     if away.any():
-        away &= distance_to(skull, spacing) > APART_MM
+        box = bounding_box(away, _margin(spacing))
+        if skull[box].any():
+            away[box] &= distance_to(skull[box], spacing) > APART_MM
+    indices = np.argwhere(away)
+    away[tuple(indices[_beside_bone(skull, affine, indices)].T)] = False
     labels, count = label(away)
-    if not count:
-        return away
-    return np.asarray(labels == np.bincount(labels.ravel())[1:].argmax() + 1)
+    sizes = np.bincount(labels.ravel())[1:]
+    if not count or sizes.max() * np.prod(spacing) < _SMALLEST_MM3:
+        return np.zeros_like(skull)
+    return np.asarray(labels == sizes.argmax() + 1)
+
+
+def _beside_bone(skull: Mask, affine: Matrix, indices: NDArray[np.int64]) -> Mask:
+    """Return which voxels (N, 3) have bone of the skull in front or behind.
+
+    Seen from the middle of the vault. Where the sides differ by more than a wall, mirrored bone
+    has none of the skull near it, but it does not close a gap.
+    """
+    bone = np.argwhere(skull) @ affine[:3, :3].T + affine[:3, 3]
+    points = indices @ affine[:3, :3].T + affine[:3, 3]
+    outward = points - vault_middle(bone)
+    outward /= np.maximum(np.linalg.norm(outward, axis=1, keepdims=True), 1e-6)
+    step = np.linalg.inv(affine)[:3, :3] @ outward.T  # (3, N) voxels per mm
+    size = float(np.linalg.norm(affine[:3, :3], axis=0).min())
+    beside = np.zeros(len(indices), dtype=bool)
+    for shift in np.arange(-_BESIDE_MM, _BESIDE_MM, size):
+        near = np.round(indices.T + shift * step).astype(int)  # (3, N)
+        near = np.clip(near, 0, np.array(skull.shape)[:, None] - 1)
+        beside |= skull[tuple(near)]
+    return beside
 
 
 def _match_around(skull: Mask, affine: Matrix, mirror: Matrix, core: Mask) -> Matrix:
@@ -96,7 +146,7 @@ def _match_around(skull: Mask, affine: Matrix, mirror: Matrix, core: Mask) -> Ma
 
     points = np.argwhere(surface(skull)) @ affine[:3, :3].T + affine[:3, 3]
     missing = np.argwhere(core) @ affine[:3, :3].T + affine[:3, 3]
-    near = KDTree(missing).query(points)[0] < _AROUND_MM
+    near = KDTree(missing).query(points, distance_upper_bound=_AROUND_MM)[0] < _AROUND_MM
     return match_points(points, points[near], mirror, 2 * APART_MM)
 
 

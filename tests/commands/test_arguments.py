@@ -64,6 +64,9 @@ def test_commands_of_trained_models_list_the_same_options(verb: str) -> None:
         (finite_number(0, above=True), "0", "0 is not a number above 0"),
         (finite_number(0), "nan", "nan is not a number of at least 0"),
         (finite_number(0), "inf", "inf is not a number of at least 0"),
+        (finite_number(0, most=25), "200", "200 is not a number from 0 to 25"),
+        (finite_number(0, most=25), "25", 25.0),
+        (finite_number(0, above=True, most=25), "26", "26 is not a number above 0 and at most 25"),
         (finite_number(0), "fast", "fast is not a number of at least 0"),
     ],
 )

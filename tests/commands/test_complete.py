@@ -181,6 +181,10 @@ def test_what_would_have_no_effect_is_refused(
     assert "checkpoint, samples would have no effect" in capsys.readouterr().err
     assert main([*words, "--spacing", "3", "3", "3"]) == 2
     assert "has its own spacing" in capsys.readouterr().err
+    for option in ("--min-wall", "--close-holes"):  # both would fill the head
+        with pytest.raises(SystemExit, match="2"):
+            main([*words, option, "200"])
+        assert f"{option}: 200 is not a number from 0 to 25" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     numbers = (["--min-wall", "3"], ["--threshold", "0"])
     for given in (*numbers, ["--voxels", "x"], ["--no-vote"], ["--all-parts"]):
@@ -196,6 +200,11 @@ def test_an_empty_implant_is_no_success_and_no_older_one_is_taken_for_it(
     words = ["complete", skull, "--mirror", "--out", str(tmp_path / "out")]
     assert main([*words, "--clearance", "200"]) == 1
     assert "as --clearance asks" in capsys.readouterr().err
+    slab = np.pad(np.ones((20, 20, 5), dtype=np.uint8), 4)
+    np.save(tmp_path / "slab.npy", slab)
+    slab_words = ["complete", str(tmp_path / "slab.npy"), *words[2:], "--spacing", "3", "3", "3"]
+    assert main(slab_words) == 1
+    assert "nothing was written: no gap of the skull has bone" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert main([*words, "--close-holes", "1"]) == 0
     facts = json.loads((tmp_path / "out" / "case.json").read_text())

@@ -15,6 +15,7 @@ and the clouds in the format of the published code (input.npy, sample.npy, shift
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ LENGTHS = {
     "--smooth": "width of the smoothing, which keeps the rim; default: 0, none",
     "--close-holes": "close holes through the wall up to this width; default: 0, cavities only",
 }
+# Thicker than any skull. Beyond it these would fill the head, where the others leave no implant.
+LONGEST_MM = {"--min-wall": 25.0, "--close-holes": 25.0}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -71,7 +74,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="lowest intensity of bone; default: 300 in CT",
     )
     for name, meaning in LENGTHS.items():
-        parser.add_argument(name, type=finite_number(0), default=0.0, metavar="MM", help=meaning)
+        length = finite_number(0, most=LONGEST_MM.get(name, math.inf))
+        parser.add_argument(name, type=length, default=0.0, metavar="MM", help=meaning)
     parser.add_argument(
         "--all-parts", action="store_true", help="keep all components, not only the largest"
     )
@@ -135,7 +139,10 @@ def why_empty(options: argparse.Namespace) -> str:
     if options.clearance:
         return f"no voxel is {options.clearance:g} mm from the skull, as --clearance asks"
     if options.mirror:
-        return "nothing of the mirrored side is missing here"
+        return (
+            "no gap of the skull has bone on the other side, as across the midline; use "
+            "--interpolate, or a trained model (--checkpoint)"
+        )
     return "at least half of the samples must share a volume; take more steps, or another model"
 
 
