@@ -11,7 +11,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from overt.data.source import EpochOrder as EpochOrder
@@ -349,15 +349,20 @@ def _check_member(recipe: str, member: str, value: Any) -> None:
 def _refuse_near_miss(recipe: str, member: str, allowed: Collection[str], effect: str) -> None:
     if member in allowed or member in HOOKS or member in ATTRIBUTES:
         return
-    close = difflib.get_close_matches(member, allowed, n=1, cutoff=0.85)
-    # A few wrong letters weigh more in the ratio above the further they are apart: vizualise.
-    close += [name for name in allowed if len(name) > 6 and _edits(member, name) <= 2]
+    close = _near_misses(member, tuple(allowed))
     if close:
         kind = "a hook" if close[0] in HOOKS else "an attribute that the engine reads"
         raise ConfigError(
             f"{recipe}.{member} is not {kind} and {effect}; did you mean {close[0]}? A member of "
             "your own needs a name that differs more, or a leading underscore"
         )
+
+
+@cache  # a process that builds many recipes meets the same members again and again
+def _near_misses(member: str, allowed: tuple[str, ...]) -> list[str]:
+    close = difflib.get_close_matches(member, allowed, n=1, cutoff=0.85)
+    # A few wrong letters weigh more in the ratio above the further they are apart: vizualise.
+    return close + [name for name in allowed if len(name) > 6 and _edits(member, name) <= 2]
 
 
 def _edits(word: str, target: str) -> int:

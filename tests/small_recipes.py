@@ -3,6 +3,7 @@
 `SMALL_HJEPA.recipe(folder, "model.depth=3")` is the recipe with its data and runs below `folder`.
 """
 
+import pickle
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,9 +31,9 @@ RUN = (
 
 
 @cache
-def _composed(words: tuple[str, ...]) -> DictConfig:
-    """Composing takes most of a second; the overrides of a test are merged into it."""
-    return compose_values(list(words))
+def _composed(words: tuple[str, ...]) -> bytes:
+    """Composing takes most of a second; the overrides of a test are merged into a copy."""
+    return pickle.dumps(compose_values(list(words)))
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,8 @@ class Small:
         groups = [word for word in overrides if (CONF / word.partition("=")[0]).is_dir()]
         values = [word for word in overrides if word not in groups]
         recipe, *own = self.all_words(folder)
-        merged = OmegaConf.merge(
-            _composed((recipe, *RUN, *self.words, *groups)),
-            OmegaConf.from_dotlist([*own[-2:], *values]),
-        )
-        assert isinstance(merged, DictConfig)
+        merged: DictConfig = pickle.loads(_composed((recipe, *RUN, *self.words, *groups)))
+        merged.merge_with(OmegaConf.from_dotlist([*own[-2:], *values]))
         return check(merged, ["overt", "torch.optim"])
 
     def recipe(self, folder: Path | str, *overrides: str) -> Any:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict, cast, get_type_hints
+from typing import Any, TypeAlias, TypedDict, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -20,6 +20,7 @@ from overt.config.checked import schedule_targets
 from overt.config.compose import allowed_packages
 from overt.config.environment import allow_in
 from overt.errors import ConfigError, nearest
+from overt.files.yaml_text import own_values
 from overt.recipe import Recipe, check_recipe
 
 # Keys of a section; or the name of one of its YAML files, alone or with keys that differ.
@@ -150,7 +151,7 @@ def _draft(recipe: type[Recipe] | str | Config, names: list[str], packages: list
                     f"{names[0]}: YAML files are chosen together with a recipe; to change a "
                     "configuration give single keys as a dict"
                 )
-            draft = _Draft(cast(DictConfig, OmegaConf.create(recipe.text)), allowed)
+            draft = _Draft(OmegaConf.create(own_values(recipe.text)), allowed)
             # These have passed the check already.
             targets = [recipe.recipe._target_, recipe.recipe.settings, recipe.optimizer._target_]
             targets += [tracker["_target_"] for tracker in recipe.logging.trackers]
@@ -269,11 +270,10 @@ def _merge(draft: _Draft, key: str, change: Any) -> None:
     if key == "optimizer" and target not in (None, draft.values[key]._target_):
         draft.values[key].arguments = {}
     try:
-        merged = OmegaConf.merge(draft.values, {key: plain})
+        draft.values.merge_with({key: plain})
     except (OmegaConfBaseException, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{getattr(error, 'full_key', None) or key}: {reason}") from error
-    draft.values = cast(DictConfig, merged)
 
 
 def _refuse_unknown(draft: _Draft, section: str, keys: Mapping[str, Any]) -> None:

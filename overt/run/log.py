@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from overt.data.pictures import with_palette
 from overt.distributed import is_main_process
 from overt.errors import STOPPED_EXIT_CODES, exit_code_of
 from overt.health.system import SystemMeter, environment, gpu_memory, gpu_use
@@ -346,7 +346,7 @@ def as_pixels(image: Any) -> Pixels:
 
 def as_gif(frames: Any, fps: float) -> bytes:
     """Return a video, (T, 3, H, W), as the bytes of an animated GIF that loops."""
-    pictures = [Image.fromarray(as_pixels(frame)) for frame in frames]
+    pictures = [with_palette(as_pixels(frame)) for frame in frames]
     buffer = io.BytesIO()
     milliseconds = max(round(1000 / fps), 20)  # viewers slow down shorter delays
     pictures[0].save(

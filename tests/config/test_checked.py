@@ -20,7 +20,7 @@ from overt.config import (
     import_target,
     load,
 )
-from overt.config.checked import NO_DATA, _missing_keys, _refuse_nonfinite, _to_yaml
+from overt.config.checked import NO_DATA, _merge, _missing_keys, _refuse_nonfinite, _to_yaml
 from overt.config.schema import Schema
 from overt.errors import ConfigError
 from overt.files.yaml_text import own_values, parse_yaml
@@ -204,6 +204,18 @@ def test_the_text_is_that_of_omegaconf_and_read_as_it_reads_it() -> None:
     text = _to_yaml(values)
     assert text == OmegaConf.to_yaml(values, resolve=True)
     assert own_values(text) == OmegaConf.to_container(parse_yaml(text, "config.yaml"))
+
+
+def test_a_merge_is_that_of_omegaconf_whatever_was_merged_before() -> None:
+    schema = OmegaConf.structured(Schema)
+    values = compose_values(["recipe=hjepa_tiny"])
+    changed = compose_values(["recipe=hjepa_tiny", "training.num_steps=7", "seed=3"])
+    OmegaConf.set_struct(changed, False)
+    del changed.checkpoint
+    for each in (values, changed, values, DictConfig({})):
+        merged = _merge(Schema, each)
+        assert merged == OmegaConf.merge(schema, each)
+        assert list(_missing_keys(merged)) == list(_missing_keys(OmegaConf.merge(schema, each)))
 
 
 def test_missing_keys_are_those_of_omegaconf() -> None:

@@ -1,9 +1,11 @@
 """overt/config: what composes, what is refused and with which words."""
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
+import composed_once
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -228,6 +230,16 @@ def test_checking_and_refusing_never_imports_torch(tmp_path: Path) -> None:
         "assert codes == [0, 0, 0, 2, 2], codes; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, cwd=tmp_path)
+
+
+def test_tests_compose_when_their_session_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is still importing at the end of a short session has no folder to share."""
+    monkeypatch.setenv(composed_once.SHARED, str(tmp_path / "gone"))
+    composed = composed_once._composed.__wrapped__(("recipe=toy",), (TOY / "conf",))
+    assert pickle.loads(composed).recipe.name == "toy"
+    assert not (tmp_path / "gone").exists()
 
 
 def test_every_key_of_the_schema_has_one_home_in_yaml() -> None:

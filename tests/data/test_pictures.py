@@ -1,4 +1,4 @@
-"""16-bit pictures keep their upper bits, wherever frames are read."""
+"""16-bit pictures keep their upper bits, wherever frames are read; GIFs keep small things."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,8 @@ from PIL import Image
 from overt.data.pictures import to_rgb, to_upright_rgb
 from overt.data.tracking.kubric import read_frames
 from overt.data.tracking.textures import cut_squares
-from overt.data.tracking.video import read_video
+from overt.data.tracking.video import read_video, write_video
+from overt.run.log import as_gif
 
 
 @pytest.fixture
@@ -59,3 +60,25 @@ def test_damaged_exif_is_ignored(tmp_path):
     Image.fromarray(pixels).save(tmp_path / "frame.jpg", exif=damaged)
     with Image.open(tmp_path / "frame.jpg") as image:
         assert to_upright_rgb(image).shape == pixels.shape
+
+
+@pytest.mark.parametrize("writer", ["log", "video"])
+def test_a_gif_keeps_the_colors_of_small_things(writer, tmp_path):
+    """Points that are drawn into a photograph, which has other colors and many of them."""
+    x, y = np.meshgrid(np.linspace(0, 1, 128), np.linspace(0, 1, 128))
+    noise = np.random.default_rng(0).normal(0, 10, (128, 128))
+    brown = np.stack([80 + 120 * x + noise, 50 + 90 * y + noise, 30 + 60 * x * y + noise])
+    picture = brown.clip(0, 255).astype(np.uint8)  # (3, H, W)
+    colors = [(0, 0, 255), (255, 0, 255), (0, 255, 0), (255, 255, 0), (0, 255, 255)]
+    for index, color in enumerate(colors):
+        picture[:, 20 * index : 20 * index + 3, 60:63] = np.reshape(color, (3, 1, 1))
+    file = tmp_path / "points.gif"
+    if writer == "log":
+        file.write_bytes(as_gif(picture[None], fps=10))
+    else:
+        write_video(file, picture[None], 10)
+    with Image.open(file) as gif:
+        written = to_rgb(gif)
+    for index, color in enumerate(colors):
+        assert np.abs(written[20 * index + 1, 61] - np.asarray(color, float)).max() < 16
+    assert np.abs(written - picture.transpose(1, 2, 0).astype(float)).mean() < 6

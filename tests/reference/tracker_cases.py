@@ -1,5 +1,8 @@
 """What all checks of CoTracker3's cases share: the filled model and comparisons."""
 
+import json
+from copy import deepcopy
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,12 +18,18 @@ Tensors = dict[str, Tensor]
 
 def build_model(case: Case) -> CoTracker3:
     """The case's model with the weights that the rule and the case give it."""
-    model_class = CoTracker3Online if case.get("model") == "online" else CoTracker3Offline
-    model = fill(model_class(**case["model_kwargs"])).eval()
+    is_online = case.get("model") == "online"
+    model = deepcopy(_filled(is_online, json.dumps(case["model_kwargs"])))
     state = model.state_dict()
     for key, factor in case.get("after_fill_multiply", {}).items():
         state[key].mul_(factor)
     return model
+
+
+@lru_cache(maxsize=2)  # most cases share one of two
+def _filled(is_online: bool, options: str) -> CoTracker3:
+    model_class = CoTracker3Online if is_online else CoTracker3Offline
+    return fill(model_class(**json.loads(options))).eval()
 
 
 def assert_within(actual: Tensor, expected: Tensor, tolerance: float) -> None:

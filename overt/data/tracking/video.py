@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageSequence
 
-from overt.data.pictures import BROKEN, to_upright_rgb
+from overt.data.pictures import BROKEN, to_upright_rgb, with_palette
 from overt.errors import DataError
 from overt.files.bounds import open_arrays
 from overt.progress import each
@@ -247,8 +247,9 @@ def upright_pixels(frame: Any) -> NDArray[np.uint8]:
 def _write_by_pillow(path: Path, pictures: list[NDArray[np.uint8]], fps: float) -> None:
     # GIF stores hundredths of a second, and viewers replace delays below two of them.
     duration = max(round(1000 / fps), 20)
-    options: dict[str, Any] = {"quality": 85, "method": 2} if path.suffix.lower() == ".webp" else {}
-    first, *rest = map(Image.fromarray, pictures)
+    is_webp = path.suffix.lower() == ".webp"
+    options: dict[str, Any] = {"quality": 85, "method": 2} if is_webp else {}
+    first, *rest = map(Image.fromarray if is_webp else with_palette, pictures)
     first.save(path, save_all=True, append_images=rest, duration=duration, loop=0, **options)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from overt.data.images.decode import Shrink
 from overt.data.images.files import UNLABELED
-from overt.data.rng import sample_rng
+from overt.data.rng import sample_rng, sample_rngs
 from overt.recipes.hjepa.config import Settings
 from overt.recipes.hjepa.data import MaskedImages, Masks, Places, Sample
 
@@ -58,7 +58,7 @@ def large_masks(masks: Masks, size: int) -> list[tuple[Places, Places]]:
     Batches differ in their number of patches, small ones by a third: a plan is for the large ones.
     """
     count = size * max(MASKS_DRAWN // size, 1)
-    drawn = [masks.draw(sample_rng(0, 0, index)) for index in range(count)]
+    drawn = [masks.draw(rng) for rng in sample_rngs(0, 0, range(count))]
 
     def cost(batch: list[tuple[Places, Places]]) -> int:
         visible = sum(len(patches) for contexts, _ in batch for patches in contexts)
