@@ -238,8 +238,14 @@ def wall_thickness(
     faces: Faces,
     implant: Mask,
     to_indices: Callable[[Points], Points],
+    rim: Faces,
 ) -> NDArray[np.float64]:
-    """Return how many mm of implant are below each vertex, along the inward normal: (V,)."""
+    """Return how many mm of implant are below each vertex, along the inward normal: (V,).
+
+    At the rim that normal runs along the wall: its vertices take the number of the nearest other.
+    """
+    from scipy.spatial import KDTree
+
     inward = -vertex_normals(vertices, faces)
     thickness = np.zeros(len(vertices))
     inside = np.ones(len(vertices), dtype=bool)
@@ -253,6 +259,11 @@ def wall_thickness(
         thickness[inside & hit] = depth
         if not inside.any():
             break
+    off_rim = np.setdiff1d(np.arange(len(vertices)), rim)
+    if len(off_rim):
+        at_rim = np.unique(rim)
+        nearest = KDTree(vertices[off_rim]).query(vertices[at_rim])[1]
+        thickness[at_rim] = thickness[off_rim[nearest]]
     return thickness
 
 

@@ -190,9 +190,18 @@ def test_the_thickness_of_a_plate() -> None:
     mask = plate()
     vertices, faces = mask_surface(mask)
     steps = np.array(SPACING)
-    thickness = implants.wall_thickness(vertices * steps, faces, mask, lambda p: p / steps)
+    measured = (vertices * steps, faces, mask, lambda p: p / steps)
+    thickness = implants.wall_thickness(*measured, rim=faces[:0])
     top = (vertices[:, 2] > 10) & (np.abs(vertices[:, :2] - 29.5) < 15).all(axis=1)
     np.testing.assert_allclose(thickness[top], 6.0, atol=0.5)
+    # Its edge, seen along the plate, was taken for a thick wall.
+    skull = np.zeros_like(mask)
+    skull[8:52, 8:52, 5:11] = True
+    skull &= ~mask
+    rim = implants.rim_faces(vertices, faces, mask, skull, SPACING)
+    assert np.quantile(thickness, 0.95) > 15
+    thickness = implants.wall_thickness(*measured, rim)
+    np.testing.assert_allclose(np.quantile(thickness, (0.05, 0.95)), 6.0, atol=0.5)
 
 
 def test_measures_are_in_millimeters() -> None:

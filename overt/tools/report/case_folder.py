@@ -87,13 +87,12 @@ def write_case(folder: Path, case: Case) -> list[str]:
     # A left-handed grid turns the surface inside out.
     if np.linalg.det(skull.affine[:3, :3]) < 0:
         faces = faces[:, ::-1]
-    thickness = (
-        wall_thickness(patient, faces, implant, skull.to_indices) if len(faces) else np.zeros(0)
-    )
     shown = [bone_mesh(skull)]
     rows = sample_rows(case.samples, implant, skull)
+    thickness = np.zeros(0)
     if len(faces):
         rim = rim_faces(vertices, faces, implant, skull.values, skull.spacing)
+        thickness = wall_thickness(patient, faces, implant, skull.to_indices, rim)
         used, renumbered = np.unique(rim, return_inverse=True)
         shown.append(Shown("rim", patient[used], renumbered.reshape(-1, 3), _RIM))
         write_stl(folder / "implant.stl", patient, faces)
