@@ -28,7 +28,7 @@ BROKEN = (
 def with_palette(pixels: NDArray[np.uint8]) -> Image.Image:
     """Return a picture, (H, W, 3), in 256 colors, as GIF stores it.
 
-    Pillow's default method takes a hundred times as long, and gives small things, such as tracks
+    Pillow's default method takes fifty times as long, and gives small things, such as tracks
     that are drawn into a photograph, the colors of their surroundings.
     """
     return Image.fromarray(pixels).quantize(method=Image.Quantize.FASTOCTREE)

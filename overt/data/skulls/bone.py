@@ -93,7 +93,8 @@ def is_mask(values: Array) -> bool:
 def segment(scan: Volume, threshold: float, height_mm: float = HEIGHT_MM) -> tuple[Mask, str]:
     """Return the largest component above a threshold, below the vertex, and what was dropped.
 
-    Table, head holder and lower jaw do not touch the skull, so they are separate components.
+    Table and head holder do not touch the skull, so they are separate components; so is a lower jaw
+    whose joints show a gap. Teeth of the upper jaw stay.
     """
     try:
         from scipy.ndimage import label

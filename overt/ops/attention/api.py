@@ -19,6 +19,8 @@ from overt.ops.attention.packing import Packing
 from overt.ops.attention.plain import attention_plain
 from overt.ops.dispatch import HALVES, replaces, use_kernels
 
+# With torch 2.11 cuDNN's gradient of a single query in bfloat16 became NaN in the middle of a
+# training, while the loss was finite.
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 SHORT = 128  # tokens; up to here the Triton kernels are faster for equal sequences too
 
@@ -33,14 +35,16 @@ def attention(
     """`attention_plain`, by torch's kernels where these may run."""
     if replaces("attention", query, key, value):
         return attention_plain(query, key, value, mask, scale)
+    if torch.is_grad_enabled() and query.shape[-2] == 1:
+        with sdpa_kernel(WITHOUT_CUDNN):
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
 
 
 def attention_in_layers(*inputs: Tensor) -> AbstractContextManager[None]:
     """A context for layers of torch that attend by themselves, such as its transformers.
 
-    With a gradient they do without cuDNN: with torch 2.11 its gradient of a single query in
-    bfloat16 became NaN in the middle of a training, while the loss was finite.
+    Their queries may be single ones: with a gradient they do without cuDNN.
     """
     if replaces("attention", *inputs):
         return sdpa_kernel(SDPBackend.MATH)

@@ -147,6 +147,18 @@ def test_a_stage_one_checkpoint_of_another_backbone_is_refused(root: Path) -> No
         vit_depthnet(root, named).load_depthnet(tensors, "other")
 
 
+def test_each_compiled_unit_is_used_through_its_forward(root: Path) -> None:
+    recipe = SMALL_BLADE["depthnet"].recipe(root, *BLADE_VIT, "model.depth.freeze_backbone=false")
+    model = recipe.build_model()
+    used = []
+    units = recipe.compile_units(model)
+    for unit in units:
+        unit.register_forward_hook(lambda module, *_: used.append(module))
+    model(torch.zeros(1, 3, 70, 70, dtype=torch.uint8))
+    assert used == units
+    assert model.depth_backbone.depth_head in units
+
+
 def test_the_depth_stays_within_its_limits(root: Path) -> None:
     model = vit_depthnet(root, "model.depth.freeze_backbone=false").eval()
     nn.init.constant_(model.depth_head.dec_z.z_out.bias, 100.0)
