@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from overt.data.skulls.volumes import Array, Volume
 from overt.errors import DataError
@@ -15,6 +16,9 @@ from overt.geometry.voxels import Mask
 
 BONE_HU = 300.0  # above soft tissue and contrast agent, below the thinnest bone that counts
 HEIGHT_MM = 180.0  # from the vertex down; below are neck and lower jaw, as the data sets cut them
+ENAMEL_HU = 2000.0  # the densest bone, around the inner ear, is below
+TEETH_MM = 110.0  # below the vertex, in front: no tooth is above, and no vault below
+ROOTS_MM = 6.0  # around enamel, so that its tooth goes with it
 _AIR_HU = -500.0
 _MASK_VALUES = 2
 _EXPORT = "Export the scan again as numbers."
@@ -50,13 +54,14 @@ def find_bone(scan: Volume, source: str, threshold: float | None = None) -> Bone
                 "by --threshold"
             )
         threshold = BONE_HU
-    bone_mask, note = segment(scan, threshold)
+    is_hounsfield = low <= _AIR_HU
+    bone_mask, note = segment(scan, threshold, without_teeth=is_hounsfield)
     if not bone_mask.any():
         raise DataError(
             f"{source}: no value reaches the threshold {threshold:g} (values from {low:g} to "
             f"{high:g}); give a lower one by --threshold"
         )
-    unit = "Hounsfield units" if low <= _AIR_HU else "intensities"
+    unit = "Hounsfield units" if is_hounsfield else "intensities"
     return Bone(
         scan.with_values(bone_mask),
         f"{unit} from {low:g} to {high:g}, bone from {threshold:g} on; {note}",
@@ -90,12 +95,59 @@ def is_mask(values: Array) -> bool:
     return len(np.unique(values)) <= _MASK_VALUES and float(values.min()) == 0
 
 
-def segment(scan: Volume, threshold: float, height_mm: float = HEIGHT_MM) -> tuple[Mask, str]:
-    """Return the largest component above a threshold, below the vertex, and what was dropped.
+def segment(scan: Volume, threshold: float, *, without_teeth: bool) -> tuple[Mask, str]:
+    """Return the skull above a threshold and what was dropped: table, jaw, neck, teeth.
 
     Table and head holder do not touch the skull, so they are separate components; so is a lower jaw
-    whose joints show a gap. Teeth of the upper jaw stay.
+    whose joints show a gap. `without_teeth` needs Hounsfield units.
     """
+    bone = scan.values >= threshold
+    skull, count = _largest(bone)
+    if not count:
+        return bone, "nothing is left"
+    others = int(bone.sum() - skull.sum())
+    indices = np.argwhere(skull)
+    points = scan.to_patient(indices)  # (N, 3) mm, LPS
+    below = points[:, 2].max() - points[:, 2]
+    is_neck = below > HEIGHT_MM
+    skull[tuple(indices[is_neck].T)] = False
+    teeth = 0
+    if without_teeth:
+        in_front = points[:, 1] < (points[:, 1].min() + points[:, 1].max()) / 2
+        is_dense = scan.values[tuple(indices.T)] >= ENAMEL_HU
+        enamel = indices[is_dense & in_front & (below > TEETH_MM) & ~is_neck]
+        before = int(skull.sum())
+        skull = _without_teeth(skull, enamel, scan.spacing)
+        teeth = before - int(skull.sum())
+    note = (
+        f"largest of {count} components kept, {others} voxels of others dropped (table, jaw, "
+        f"noise), {int(is_neck.sum())} more than {HEIGHT_MM:g} mm below the vertex (neck), {teeth} "
+        "of teeth"
+    )
+    return skull, note
+
+
+def _without_teeth(
+    skull: Mask, enamel: NDArray[np.int64], spacing: tuple[float, float, float]
+) -> Mask:
+    """Return a skull without what is near its enamel, indices (N, 3), or only connected by it."""
+    if not len(enamel):
+        return skull
+    from scipy.ndimage import distance_transform_edt
+
+    # Distances are only computed around the teeth, a small part of a head.
+    reach = np.ceil(ROOTS_MM / np.array(spacing)).astype(int)
+    low, high = enamel.min(axis=0) - reach, enamel.max(axis=0) + reach + 1
+    box = tuple(slice(max(first, 0), last) for first, last in zip(low, high, strict=True))
+    is_enamel = np.zeros_like(skull)
+    is_enamel[tuple(enamel.T)] = True
+    rest = skull.copy()
+    rest[box] &= distance_transform_edt(~is_enamel[box], sampling=spacing) > ROOTS_MM
+    return _largest(rest)[0]
+
+
+def _largest(mask: Mask) -> tuple[Mask, int]:
+    """Return the largest component of a mask, by faces, and the number of components."""
     try:
         from scipy.ndimage import label
     except ImportError as error:
@@ -103,18 +155,7 @@ def segment(scan: Volume, threshold: float, height_mm: float = HEIGHT_MM) -> tup
             "bone is segmented with SciPy, which is not installed; pip install 'overt[skulls]'"
         ) from error
 
-    bone = scan.values >= threshold
-    labels, count = label(bone)
+    labels, count = label(mask)
     if not count:
-        return bone, "nothing is left"
-    sizes = np.bincount(labels.ravel())[1:]
-    bone_mask = np.asarray(labels == sizes.argmax() + 1)
-    dropped = int(bone.sum() - bone_mask.sum())
-    height = scan.to_patient(np.argwhere(bone_mask))[:, 2]
-    low = height < height.max() - height_mm
-    bone_mask[tuple(np.argwhere(bone_mask)[low].T)] = False
-    note = (
-        f"largest of {count} components kept, {dropped} voxels of others dropped (table, jaw, "
-        f"noise), {int(low.sum())} more than {height_mm:g} mm below the vertex (neck)"
-    )
-    return bone_mask, note
+        return mask, 0
+    return np.asarray(labels == np.bincount(labels.ravel())[1:].argmax() + 1), count

@@ -1,4 +1,4 @@
-"""overt/data/skulls/bone.py: a mask is told from Hounsfield units, and bone from the table."""
+"""overt/data/skulls/bone.py: masks are told from Hounsfield units, bone from table and teeth."""
 
 from typing import Any
 
@@ -31,6 +31,54 @@ def test_hounsfield_units_are_segmented() -> None:
     assert not bone.volume.values[20, 20].any()  # the brain, and air is no bone
     # 180 mm from the vertex down are 18 slices and the one that they begin with.
     assert bone.volume.values[20, 7].tolist() == [False] * 11 + [True] * 19
+
+
+def with_teeth(affine: np.ndarray, shape: tuple[int, int, int]) -> tuple[Volume, dict[str, Any]]:
+    """A braincase of 140 mm with jaws 140 mm below the vertex; the lower one hangs on its teeth."""
+    indices = np.argwhere(np.ones(shape, dtype=bool))
+    x, y, z = (indices @ affine[:3, :3].T + affine[:3, 3]).T
+    radius = np.sqrt(x**2 + y**2 + z**2)
+    in_arch = (np.abs(np.hypot(x, y + 20) - 30) < 6) & (y < -20)
+    parts = {
+        "vault": (radius < 70) & (radius > 62) & (z > -60),
+        "plate": (np.abs(radius - 68) < 3) & (np.abs(x) < 8) & (y < 0) & (np.abs(z - 10) < 8),
+        "inner ear": (np.abs(radius - 66) < 4) & (y > 40) & (np.abs(z + 45) < 8),
+        "upper jaw": in_arch & (z < -55) & (z > -70),
+        "teeth": in_arch & (z <= -70) & (z > -82),
+        "lower jaw": in_arch & (z <= -82) & (z > -100),
+    }
+    values = np.full(len(indices), -1000, dtype=np.int16)
+    for name, inside in parts.items():
+        values[inside] = 900 if name in ("vault", "upper jaw", "lower jaw") else 2500
+    shaped = {name: inside.reshape(shape) for name, inside in parts.items()}
+    return Volume(values.reshape(shape), affine), shaped
+
+
+@pytest.mark.parametrize("flip", [1, -1])
+def test_teeth_are_left_out_but_neither_plates_nor_the_inner_ear(flip: int) -> None:
+    affine = np.diag([2.0, 2.0 * flip, 2.5 * flip, 1.0])
+    affine[:3, 3] = -76, -76 * flip, -101 * flip
+    scan, parts = with_teeth(affine, (77, 77, 82))
+    assert scan.values[parts["teeth"]].size > 500
+    skull = find_bone(scan, "head")
+    mask = skull.volume.values
+    kept = {name: mask[inside].mean() for name, inside in parts.items()}
+    assert kept["teeth"] == 0
+    assert kept["lower jaw"] == 0  # it touched nothing but the teeth
+    assert kept["vault"] == kept["plate"] == kept["inner ear"] == 1
+    assert 0.3 < kept["upper jaw"] < 0.8  # 9 of its 15 mm; roots are in the rest
+    count = ((scan.values >= 300) & ~mask).sum()
+    assert skull.how.endswith(f"{count} of teeth")
+
+
+def test_teeth_are_only_recognized_in_hounsfield_units() -> None:
+    affine = np.diag([2.0, 2.0, 2.5, 1.0])
+    affine[:3, 3] = -76, -76, -101
+    scan, _ = with_teeth(affine, (77, 77, 82))
+    shifted = scan.with_values(scan.values + 1000)
+    skull = find_bone(shifted, "head", 1300.0)
+    assert skull.how.endswith(", 0 of teeth")
+    np.testing.assert_array_equal(skull.volume.values, scan.values >= 300)
 
 
 @pytest.mark.parametrize("kind", [bool, np.uint8, np.int16, np.float32])
