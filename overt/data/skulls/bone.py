@@ -113,7 +113,8 @@ def segment(scan: Volume, threshold: float, *, without_teeth: bool) -> tuple[Mas
     skull[tuple(indices[is_neck].T)] = False
     teeth = 0
     if without_teeth:
-        in_front = points[:, 1] < (points[:, 1].min() + points[:, 1].max()) / 2
+        back = points[~is_neck, 1]  # mm toward the back
+        in_front = points[:, 1] < (back.min() + back.max()) / 2
         is_dense = scan.values[tuple(indices.T)] >= ENAMEL_HU
         enamel = indices[is_dense & in_front & (below > TEETH_MM) & ~is_neck]
         before = int(skull.sum())

@@ -46,10 +46,12 @@ def with_teeth(affine: np.ndarray, shape: tuple[int, int, int]) -> tuple[Volume,
         "upper jaw": in_arch & (z < -55) & (z > -70),
         "teeth": in_arch & (z <= -70) & (z > -82),
         "lower jaw": in_arch & (z <= -82) & (z > -100),
+        "spine": (np.abs(x) < 8) & (np.abs(y - 50) < 8) & (z < -40) & (z > -120),
+        "chest": (np.abs(x) < 20) & (y < 58) & (z <= -112) & (z > -120),
     }
     values = np.full(len(indices), -1000, dtype=np.int16)
     for name, inside in parts.items():
-        values[inside] = 900 if name in ("vault", "upper jaw", "lower jaw") else 2500
+        values[inside] = 2500 if name in ("plate", "inner ear", "teeth") else 900
     shaped = {name: inside.reshape(shape) for name, inside in parts.items()}
     return Volume(values.reshape(shape), affine), shaped
 
@@ -62,13 +64,23 @@ def test_teeth_are_left_out_but_neither_plates_nor_the_inner_ear(flip: int) -> N
     assert scan.values[parts["teeth"]].size > 500
     skull = find_bone(scan, "head")
     mask = skull.volume.values
-    kept = {name: mask[inside].mean() for name, inside in parts.items()}
+    kept = {name: mask[inside].mean() for name, inside in parts.items() if inside.any()}
     assert kept["teeth"] == 0
     assert kept["lower jaw"] == 0  # it touched nothing but the teeth
     assert kept["vault"] == kept["plate"] == kept["inner ear"] == 1
     assert 0.3 < kept["upper jaw"] < 0.8  # 9 of its 15 mm; roots are in the rest
     count = ((scan.values >= 300) & ~mask).sum()
     assert skull.how.endswith(f"{count} of teeth")
+
+
+def test_the_front_is_that_of_the_head_also_if_a_chest_reaches_farther() -> None:
+    affine = np.diag([2.0, 2.0, 2.5, 1.0])
+    affine[:3, 3] = -76, -250, -121
+    scan, parts = with_teeth(affine, (77, 164, 90))
+    mask = find_bone(scan, "body").volume.values
+    assert parts["chest"].any()
+    assert not mask[parts["chest"] | parts["teeth"]].any()
+    assert mask[parts["vault"]].all()
 
 
 def test_teeth_are_only_recognized_in_hounsfield_units() -> None:
