@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from overt.data.images.transforms import Normalize
 from overt.errors import CheckpointError
+from overt.nn.fp8 import quantize_linears
 from overt.ops.attention.api import attention_in_layers
 from overt.ops.convolve import Conv2d
 from overt.recipes.blade.dpt import DepthAnything
@@ -144,6 +145,7 @@ class DepthNet(nn.Module):
         freeze_backbone: bool = True,
         save_frozen: bool = False,
         backbone_dtype: torch.dtype = torch.float32,
+        backbone_fp8: bool = False,
         chunk: int | None = None,
     ) -> None:
         super().__init__()
@@ -162,6 +164,9 @@ class DepthNet(nn.Module):
             backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if freeze_backbone:
             backbone.requires_grad_(False).eval().to(backbone_dtype)
+            if backbone_fp8:
+                assert isinstance(backbone, DepthAnything), "no transformer blocks to round"
+                quantize_linears(backbone.pretrained.blocks)
             if not save_frozen:
                 self.register_state_dict_post_hook(_drop_backbone)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_note_backbone)  # type: ignore[no-untyped-call]
