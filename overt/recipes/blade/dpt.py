@@ -179,7 +179,7 @@ def double_and_resize(maps: Tensor, output: int, out: Tensor | None = None) -> T
 def doubling_matrix(size: int, output: int, reference: Tensor) -> Tensor:
     """Return the weights (output, size) of a resize to twice the size, then to `output`.
 
-    Rows begin at multiples of 8 numbers, 16 bytes: without that, kernels for tensor cores of the
+    Rows begin at multiples of 8 numbers, 16 bytes: without that, kernels for the tensor cores of
     newer devices cannot read them.
     """
     matrix = bilinear_matrix(2 * size, output, reference) @ bilinear_matrix(
