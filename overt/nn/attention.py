@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from overt.nn.fp8 import Fp8Linear
 from overt.ops.attention.api import attend, attend_packed
 from overt.ops.attention.packing import Packing
-from overt.ops.gelu import gelu, tanh_gelu
+from overt.ops.gelu import gelu, largest_gelu, tanh_gelu
 from overt.ops.linear_gelu.api import linear_gelu
 
 BLOCKS_PER_CHAIN = 4  # longer chains take longer to compile
@@ -76,7 +76,8 @@ class Mlp(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         if isinstance(self.fc1, Fp8Linear):
-            return self.fc2(tanh_gelu(self.fc1(tokens)))  # type: ignore[no-any-return]
+            hidden = self.fc1(tokens)
+            return self.fc2(tanh_gelu(hidden), largest_gelu(hidden))  # type: ignore[no-any-return]
         weight, bias = self.fc1.weight, self.fc1.bias
         if weight.dtype == torch.bfloat16 and not torch.is_grad_enabled():
             return self.fc2(linear_gelu(tokens, weight, bias))  # type: ignore[no-any-return]

@@ -35,8 +35,9 @@ class Fp8Linear(nn.Module):
         """The rounded weights (N, K), in the type of the bias."""
         return dequantize(self.codes, self.scales, self.bias.dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return linear_fp8(x, self.codes, self.scales, self.bias)
+    def forward(self, x: Tensor, largest: Tensor | None = None) -> Tensor:
+        """See `linear_fp8`."""
+        return linear_fp8(x, self.codes, self.scales, self.bias, largest)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

@@ -31,6 +31,18 @@ def test_a_block_of_rounded_layers_is_almost_the_block() -> None:
     assert 1e-3 < error < 0.1  # of the residual branches
 
 
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+def test_a_block_hides_no_non_finite_token(bad: float) -> None:
+    small = rounded(Block(64, 4))
+    hidden = torch.randn(2, 9, 256)
+    hidden[1, 4, 5] = bad
+    small.mlp.fc1.forward = lambda tokens: hidden
+    with torch.no_grad():
+        finite = small.mlp(hidden[..., :64]).isfinite()
+    assert not finite[1, 4].any()
+    assert finite.all(-1).sum() == 2 * 9 - 1
+
+
 def test_a_state_dict_is_that_of_the_layer_and_loads_bit_for_bit() -> None:
     torch.manual_seed(0)
     layer = nn.Linear(40, 24).bfloat16()

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from overt.ops import onednn
-from overt.ops.gelu import gelu, tanh_gelu
+from overt.ops.gelu import gelu, largest_gelu, tanh_gelu
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
@@ -28,3 +28,13 @@ def test_the_tanh_form_by_a_sigmoid_is_that_of_torch(dtype: torch.dtype) -> None
     torch.testing.assert_close(
         tanh_gelu(x), expected, rtol=8e-3 if dtype == torch.bfloat16 else 1e-5, atol=1e-6
     )
+
+
+def test_the_bound_of_a_row_is_its_largest_magnitude_or_that_of_the_minimum() -> None:
+    x = torch.randn(200, 50) * torch.logspace(-3, 3, 200)[:, None] - 0.5
+    largest = tanh_gelu(x).abs().amax(-1, keepdim=True)
+    expected = largest.clamp_min(0.1701)
+    torch.testing.assert_close(largest_gelu(x), expected)
+    for bad in (torch.inf, torch.nan):
+        x[3, 7] = bad
+        assert not largest_gelu(x)[3].isfinite()

@@ -14,18 +14,20 @@ EXPONENT_BITS = 0x7F800000  # of a float32
 SMALLEST_SCALE = 2.0**-100  # of rows that are (almost) zero: its inverse is finite
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_rows(x: Tensor, largest: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Round (..., K) to `codes` of e4m3 and one scale per row, a float32 power of two, (..., 1).
 
     A power of two only moves the exponents, so rounding a second time changes nothing, and bfloat16
-    holds `codes` times `scales` exactly. A row with a non-finite number has the scale Inf: nothing
-    that is multiplied with it is finite.
+    holds `codes` times `scales` exactly. `largest` is a bound on the magnitudes of each row,
+    (..., 1); by default it is their maximum, so that a row with a non-finite number has the scale
+    Inf, and nothing that is multiplied with it is finite.
     """
     wide = x.float()
-    largest = wide.abs().amax(-1, keepdim=True)
+    if largest is None:
+        largest = wide.abs().amax(-1, keepdim=True)
     # The power of two below 17/32 of the largest number, whose code is then 120 to 240: no code
     # is rounded up to the next power of two, which would call for another scale.
-    power = ((largest * 0.53125).view(torch.int32) & EXPONENT_BITS).view(torch.float32)
+    power = ((largest.float() * 0.53125).view(torch.int32) & EXPONENT_BITS).view(torch.float32)
     scales = (power * 2.0**-6).clamp_min(SMALLEST_SCALE)
     return (wide * (1.0 / scales)).to(FLOAT8), scales
 
@@ -48,7 +50,11 @@ def product_plain(
 
 
 def linear_fp8_plain(
-    x: Tensor, weight_codes: Tensor, weight_scales: Tensor, bias: Tensor
+    x: Tensor,
+    weight_codes: Tensor,
+    weight_scales: Tensor,
+    bias: Tensor,
+    largest: Tensor | None = None,
 ) -> Tensor:
     """See `linear_fp8`."""
-    return product_plain(*quantize_rows(x), weight_codes, weight_scales, bias)
+    return product_plain(*quantize_rows(x, largest), weight_codes, weight_scales, bias)
