@@ -31,6 +31,21 @@ def test_a_block_of_rounded_layers_is_almost_the_block() -> None:
     assert 1e-3 < error < 0.1  # of the residual branches
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_a_compiled_block_is_almost_the_block() -> None:
+    torch.manual_seed(0)
+    block = Block(128, 2, layer_scale=1.0).requires_grad_(False).cuda()
+    small = rounded(block).bfloat16()
+    tokens = torch.randn(2, 33, 128, device="cuda")
+    with torch.no_grad():
+        expected = block(tokens)
+        for function in (small, torch.compile(small, fullgraph=True)):
+            found = function(tokens.bfloat16()).float()
+            error = (found - expected).norm() / (expected - tokens).norm()
+            assert 1e-3 < error < 0.1
+
+
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
 def test_a_block_hides_no_non_finite_token(bad: float) -> None:
     small = rounded(Block(64, 4))
