@@ -1,7 +1,8 @@
 r"""What `model.depth.backbone_precision` changes: features of the frozen encoder, and depths.
 
     python benchmarks/backbone_precision.py recipe=blade_depthnet data=blade_people \
-        data.synthetic.size=518 data.depth_size=518 evaluation.dataset=people_test \
+        data.synthetic.size=518 data.synthetic.test=32 data.depth_size=518 \
+        evaluation.dataset=people_test \
         model.depth.backbone_checkpoint=depth_anything_v2_metric_hypersim_vitl.pth
     python benchmarks/backbone_precision.py --checkpoint runs/blade_depthnet/checkpoints/best
 
