@@ -37,7 +37,8 @@ class Fp8Linear(nn.Module):
 
     def forward(self, x: Tensor, largest: Tensor | None = None) -> Tensor:
         """See `linear_fp8`."""
-        return linear_fp8(x, self.codes, self.scales, self.bias, largest)
+        # `.to(dtype)` casts the scales too, exactly: they are powers of two.
+        return linear_fp8(x, self.codes, self.scales.float(), self.bias, largest)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

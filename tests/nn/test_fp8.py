@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from overt.nn.attention import Block
 from overt.nn.ema import make_average, update_ema
 from overt.nn.fp8 import Fp8Linear, quantize_linears
+from overt.ops.linear_fp8.api import linear_fp8
 
 
 def rounded(model: nn.Module) -> nn.Module:
@@ -44,6 +45,22 @@ def test_on_cuda_a_compiled_block_is_almost_the_block() -> None:
             found = function(tokens.bfloat16()).float()
             error = (found - expected).norm() / (expected - tokens).norm()
             assert 1e-3 < error < 0.1
+
+
+def test_casting_the_module_leaves_the_scales_of_a_product_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = rounded(nn.Sequential(nn.Linear(40, 24))).bfloat16()
+    seen: list[torch.dtype] = []
+
+    def product(*tensors: torch.Tensor) -> torch.Tensor:
+        seen.extend(tensor.dtype for tensor in tensors[:4])
+        return linear_fp8(*tensors)
+
+    monkeypatch.setattr("overt.nn.fp8.linear_fp8", product)
+    with torch.no_grad():
+        small(torch.randn(3, 40).bfloat16())
+    assert seen == [torch.bfloat16, torch.uint8, torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])

@@ -177,15 +177,9 @@ def double_and_resize(maps: Tensor, output: int, out: Tensor | None = None) -> T
 
 
 def doubling_matrix(size: int, output: int, reference: Tensor) -> Tensor:
-    """Return the weights (output, size) of a resize to twice the size, then to `output`.
-
-    Rows begin at multiples of 8 numbers, 16 bytes: without that, kernels for the tensor cores of
-    newer devices cannot read them.
-    """
-    matrix = bilinear_matrix(2 * size, output, reference) @ bilinear_matrix(
-        size, 2 * size, reference
-    )
-    return F.pad(matrix.to(reference.dtype), (0, -size % 8))[:, :size]
+    """Return the weights (output, size) of a resize to twice the size, then to `output`."""
+    double = bilinear_matrix(size, 2 * size, reference)
+    return (bilinear_matrix(2 * size, output, reference) @ double).to(reference.dtype)
 
 
 def bilinear_matrix(size: int, output: int, reference: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import torch
 
-from overt.recipes.blade.dpt import double_and_resize, doubling_matrix, resize
+from overt.recipes.blade.dpt import double_and_resize, resize
 
 
 def test_the_short_way_to_the_map_is_the_long_way() -> None:
@@ -13,9 +13,3 @@ def test_the_short_way_to_the_map_is_the_long_way() -> None:
     written = double_and_resize(maps, 9, out)
     torch.testing.assert_close(written, long, atol=1e-5, rtol=1e-4)
     assert written.data_ptr() == out.data_ptr()
-
-
-def test_rows_of_a_resize_begin_at_multiples_of_16_bytes() -> None:
-    matrix = doubling_matrix(37, 24, torch.zeros(0, dtype=torch.bfloat16))
-    assert matrix.shape == (24, 37)
-    assert matrix.stride() == (40, 1)
