@@ -75,8 +75,13 @@ class PatchEmbed(nn.Module):
         shape = (batch, channels, height // size, size, width // size, size)
         blocks = images.reshape(shape)
         pixels = blocks.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, N, C p p)
+        weight = self.proj.weight.flatten(1)
+        # Zeros up to a multiple of 8 numbers, 16 bytes: without them kernels for the tensor cores
+        # of newer devices cannot read the rows of patches of 14 pixels.
+        if missing := -weight.shape[1] % 8:
+            pixels, weight = F.pad(pixels, (0, missing)), F.pad(weight, (0, missing))
         # One matrix product: faster than a convolution whose windows do not overlap.
-        return F.linear(pixels, self.proj.weight.flatten(1), self.proj.bias)
+        return F.linear(pixels, weight, self.proj.bias)
 
 
 class VisionTransformer(nn.Module):

@@ -26,8 +26,8 @@ class Kernels:
     reason: str  # why they are repeatable, or are not
     dtypes: tuple[torch.dtype, ...] = FLOATS
     longest: int | None = None  # tokens of a sequence
-    widest: int | None = None  # features of a head, or channels of a group
-    alignment: int = 1  # the features of a head are a multiple of this
+    widest: int | None = None  # features (of a head), or channels of a group
+    alignment: int = 1  # the features (of a head) are a multiple of this
     needs_triton: bool = True
 
 
@@ -53,6 +53,13 @@ KERNELS = {
     ),
     "jitter": Kernels(True, "its atomic sums are of integers, exact in any order", (torch.uint8,)),
     "layers": Kernels(True, "each pixel is computed by one program", (torch.float32,)),
+    "linear_fp8": Kernels(
+        True,
+        "one matrix product of cuBLAS or CUTLASS, without a gradient",
+        (torch.bfloat16,),  # of its inputs before rounding, and of its result
+        alignment=16,  # 8-bit numbers that are read at once
+        needs_triton=False,
+    ),
     "linear_gelu": Kernels(
         True, "one matrix product of cuBLAS, without a gradient", HALVES, needs_triton=False
     ),

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from benchmark_scripts import functions, run
 from PIL import Image
-from small_recipes import SMALL_BLADE
+from small_recipes import BLADE_VIT, SMALL_BLADE
 
 
 @pytest.mark.parametrize("stage", ["depthnet", "posenet"])
@@ -26,6 +27,26 @@ def test_the_camera_solve_is_measured_and_finds_something() -> None:
     printed = run("camera.py", "--device", "cpu", *words)
     for word in ("ms an iteration", "off at the start: focal length", "off at the end:"):
         assert word in printed
+
+
+def test_three_precisions_of_the_backbone_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = SMALL_BLADE["depthnet"]
+    trained = small.recipe(tmp_path, *BLADE_VIT, "model.depth.freeze_backbone=false").build_model()
+    file = tmp_path / "backbone.pth"
+    torch.save(trained.depth_backbone.state_dict(), file)
+    words = [*small.all_words(tmp_path), *BLADE_VIT, "--device", "cpu", "--crops", "2"]
+    run("backbone_precision.py", *words, exit_code=1)
+    assert "Set model.depth.backbone_checkpoint" in capsys.readouterr().err
+    printed = run("backbone_precision.py", *words, f"model.depth.backbone_checkpoint={file}")
+    first, _, _, *rows = printed.splitlines()
+    assert first == "2 crops"
+    assert [row.split()[1:4:2] for row in rows] == [
+        ["bf16", "fp32"], ["fp8", "fp32"], ["fp8", "bf16"]
+    ]  # fmt: skip
+    errors = [float(row.split("|")[3]) for row in rows]
+    assert all(0 < error < 0.05 for error in errors)
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from overt.errors import CheckpointError
 from overt.nn.vit import (
+    PatchEmbed,
     VisionTransformer,
     pack_patches,
     resize_positions,
@@ -26,6 +27,14 @@ def small(**changed: object) -> VisionTransformer:
     vit = VisionTransformer((12, 16), 4, 16, 2, 2, **options).eval()  # 3 x 4 patches
     vit.initialize(fan_in=True)
     return vit
+
+
+@pytest.mark.parametrize("side", [4, 7, 14])
+def test_tokens_of_patches_are_those_of_a_convolution(side: int) -> None:
+    embed = PatchEmbed(side, 3, 10)
+    images = torch.randn(2, 3, 2 * side, 3 * side)
+    expected = embed.proj(images).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(embed(images), expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("class_token", [True, False])

@@ -5,8 +5,12 @@ It applies both to its sums before they are rounded, and the hidden numbers are 
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 
 @torch.library.custom_op("overt::linear_gelu", mutates_args=())
@@ -19,3 +23,9 @@ def linear_gelu_fused(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @linear_gelu_fused.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@register_flop_formula(torch.ops.overt.linear_gelu)
+def _(x: Any, weight: Any, *_: Any, **__: Any) -> int:
+    *rows, features = x  # shapes
+    return 2 * math.prod(rows) * features * int(weight[0])

@@ -31,7 +31,8 @@ from overt.recipes.blade.posenet import PoseBranch, PoseHeads, PoseNet
 from overt.recipes.blade.resnet import ResNet
 
 CONV_STRIDE = 16
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# With fp8, of all but the linear layers of the encoder's blocks.
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
 def build_backbone(settings: DepthSettings, size: int) -> DepthAnything | ConvBackbone:
@@ -70,6 +71,7 @@ def build_depthnet(settings: DepthSettings, size: int) -> DepthNet:
         freeze_backbone=settings.freeze_backbone,
         save_frozen=settings.save_frozen,
         backbone_dtype=DTYPES[settings.backbone_precision],
+        backbone_fp8=settings.backbone_precision == "fp8",
         chunk=settings.backbone_batch,
     )
     if settings.backbone_checkpoint is not None:

@@ -106,7 +106,8 @@ class DepthSettings:
     backbone_checkpoint: str | None = MISSING
     # freeze the backbone; false trains it too
     freeze_backbone: bool = MISSING
-    # fp32 or bf16: precision of a frozen backbone
+    # precision of a frozen backbone: fp32, bf16, or fp8, which is bf16 with the linear layers of
+    # the vision transformer's blocks in 8-bit floats
     backbone_precision: str = MISSING
     # crops per forward pass of a frozen backbone: bounds the memory; null: all
     backbone_batch: int | None = MISSING
@@ -120,7 +121,18 @@ class DepthSettings:
 
     def __post_init__(self) -> None:
         one_of("model.depth.encoder", self.encoder, (*ENCODERS, CUSTOM, CONV))
-        one_of("model.depth.backbone_precision", self.backbone_precision, ("fp32", "bf16"))
+        one_of("model.depth.backbone_precision", self.backbone_precision, ("fp32", "bf16", "fp8"))
+        if self.backbone_precision == "fp8" and not self.freeze_backbone:
+            raise ConfigError(
+                "model.depth.backbone_precision=fp8 rounds weights that are not trained, but "
+                "model.depth.freeze_backbone=false; freeze the backbone, or set "
+                "model.depth.backbone_precision=bf16"
+            )
+        if self.backbone_precision == "fp8" and self.encoder == CONV:
+            raise ConfigError(
+                "model.depth.backbone_precision=fp8 is for vision transformers, but "
+                f"model.depth.encoder={CONV}; set model.depth.backbone_precision=bf16"
+            )
         each_within("model.depth", self, ("backbone_batch", "channels"), 1)
         heads = self.head.num_heads
         multiple_of("model.depth.channels", self.channels, "model.depth.head.num_heads", heads)

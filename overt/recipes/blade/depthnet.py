@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from overt.data.images.transforms import Normalize
 from overt.errors import CheckpointError
+from overt.nn.fp8 import quantize_linears
 from overt.ops.attention.api import attention_in_layers
 from overt.ops.convolve import Conv2d
 from overt.recipes.blade.dpt import DepthAnything
@@ -144,6 +145,7 @@ class DepthNet(nn.Module):
         freeze_backbone: bool = True,
         save_frozen: bool = False,
         backbone_dtype: torch.dtype = torch.float32,
+        backbone_fp8: bool = False,
         chunk: int | None = None,
     ) -> None:
         super().__init__()
@@ -153,7 +155,6 @@ class DepthNet(nn.Module):
         self.depth_head = head
         self.map_size, self.chunk = map_size, chunk
         self.freeze_backbone = freeze_backbone
-        self.backbone_dtype = backbone_dtype
         self.has_backbone_weights = not freeze_backbone
         self.register_buffer("backbone_mark", torch.zeros(1, dtype=torch.int64))
         if isinstance(backbone, DepthAnything):
@@ -163,6 +164,9 @@ class DepthNet(nn.Module):
             backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if freeze_backbone:
             backbone.requires_grad_(False).eval().to(backbone_dtype)
+            if backbone_fp8:
+                assert isinstance(backbone, DepthAnything), "no transformer blocks to round"
+                quantize_linears(backbone.pretrained.blocks)
             if not save_frozen:
                 self.register_state_dict_post_hook(_drop_backbone)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_note_backbone)  # type: ignore[no-untyped-call]
@@ -178,12 +182,22 @@ class DepthNet(nn.Module):
         """Return the backbone's features of uint8 crops (B, 3, H, W)."""
         if not self.freeze_backbone:
             return self.depth_backbone(self.pixels(images), self.map_size)  # type: ignore[no-any-return]
-        parts = []
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
-            for part in torch.split(images, self.chunk or len(images)):
-                pixels = self.pixels(part).to(self.backbone_dtype)
-                parts.append(self.depth_backbone(pixels, self.map_size))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            return self._frozen_features(images)
+
+    def _frozen_features(self, images: Tensor) -> Tensor:
+        backbone, size = self.depth_backbone, self.map_size
+        dtype = next(backbone.parameters()).dtype  # float32 in an average of weights
+        chunks = torch.split(images, self.chunk or len(images))
+        if len(chunks) == 1 or isinstance(backbone, ConvBackbone):
+            parts = [backbone(self.pixels(chunk).to(dtype), size) for chunk in chunks]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        # Every chunk is written where it stays: its features are larger than any layer's.
+        shape = (len(images), size, size, backbone.features)
+        whole = torch.empty(shape, dtype=dtype, device=images.device)
+        for chunk, out in zip(chunks, torch.split(whole, len(chunks[0])), strict=True):
+            backbone(self.pixels(chunk).to(dtype), size, out)
+        return whole.permute(0, 3, 1, 2)
 
     def from_features(self, features: Tensor) -> Tensor:
         """Return depths (B, 1) from the backbone's features."""

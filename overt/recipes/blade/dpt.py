@@ -145,14 +145,15 @@ class DepthAnything(nn.Module):
     def tokens(self, images: Tensor) -> list[Tensor]:
         return [tap.patches for tap in self.pretrained.taps(images, self.tapped)]
 
-    def forward(self, images: Tensor, output: int) -> Tensor:
+    def forward(self, images: Tensor, output: int, out: Tensor | None = None) -> Tensor:
         """Return features (B, F, output, output): `path_1` resized, without materializing it.
 
         Doubling and resizing are one linear map along rows and one along columns: two matrix
-        products at the smaller size.
+        products at the smaller size. Without a gradient they can be written to `out`, contiguous
+        (B, output, output, F).
         """
         grid = self.pretrained.grid_of(images)
-        return double_and_resize(self.depth_head(self.tokens(images), grid), output)
+        return double_and_resize(self.depth_head(self.tokens(images), grid), output, out)
 
     def depth_m(self, images: Tensor) -> Tensor:
         """Return metric depth (B, 1, H, W) of images (B, 3, H, W)."""
@@ -161,19 +162,24 @@ class DepthAnything(nn.Module):
         return MAX_DEPTH_M * self.depth_head.depth(path, (images.shape[2], images.shape[3]))
 
 
-def double_and_resize(maps: Tensor, output: int) -> Tensor:
+def double_and_resize(maps: Tensor, output: int, out: Tensor | None = None) -> Tensor:
     """Resize (B, F, H, W) to twice its size, then to (B, F, output, output), both bilinear."""
     batch, features, height, width = maps.shape
-    down, across = (
-        (bilinear_matrix(2 * size, output, maps) @ bilinear_matrix(size, 2 * size, maps)).to(
-            maps.dtype
-        )
-        for size in (height, width)
-    )
+    matrices = {size: doubling_matrix(size, output, maps) for size in {height, width}}
     rows = maps.permute(0, 2, 3, 1)  # (B, H, W, F), as it lies in memory
-    wide = across @ rows.flatten(0, 1)  # (B H, output, F)
-    tall = down @ wide.view(batch, height, output * features)  # (B, output, output F)
+    wide = matrices[width] @ rows.flatten(0, 1)  # (B H, output, F)
+    tall = torch.bmm(
+        matrices[height].expand(batch, -1, -1),
+        wide.view(batch, height, output * features),
+        out=None if out is None else out.view(batch, output, output * features),
+    )
     return tall.view(batch, output, output, features).permute(0, 3, 1, 2)
+
+
+def doubling_matrix(size: int, output: int, reference: Tensor) -> Tensor:
+    """Return the weights (output, size) of a resize to twice the size, then to `output`."""
+    double = bilinear_matrix(size, 2 * size, reference)
+    return (bilinear_matrix(2 * size, output, reference) @ double).to(reference.dtype)
 
 
 def bilinear_matrix(size: int, output: int, reference: Tensor) -> Tensor:

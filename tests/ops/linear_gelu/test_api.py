@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from overt.ops.linear_gelu.api import linear_gelu
 from overt.ops.linear_gelu.kernels import linear_gelu_fused
@@ -27,6 +29,13 @@ def test_with_gradient_or_without_kernels_it_is_the_definition() -> None:
         gradients, torch.autograd.grad(expected.sum(), (x, weight, bias)), strict=True
     ):
         assert torch.equal(one, other)
+
+
+def test_its_products_are_counted() -> None:
+    """By `overt plan` and by runs, which know an operator by its formula alone."""
+    with FakeTensorMode(), FlopCounterMode(display=False) as counter:
+        linear_gelu_fused(*inputs("cpu", torch.bfloat16))
+    assert counter.get_total_flops() == 2 * 3 * 5 * 16 * 64
 
 
 @gpu

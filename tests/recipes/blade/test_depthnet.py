@@ -8,8 +8,11 @@ from small_recipes import BLADE_VIT, SMALL_BLADE, first_batch
 from torch import nn
 
 from overt.errors import CheckpointError, ConfigError
+from overt.nn.ema import make_average
 from overt.recipes.blade.depthnet import DEAD, DepthNet, fingerprint
 from overt.recipes.blade.dpt import DepthAnything
+
+PRECISION = "model.depth.backbone_precision"
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +83,74 @@ def test_chunks_and_precision_of_the_frozen_part_change_little(root: Path) -> No
         for option in ("backbone_batch=null", "backbone_batch=2", "backbone_precision=bf16")
     )
     torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-4)
+    assert parts.stride() == whole.stride()
     assert half.dtype == torch.bfloat16
     assert (half.float() - whole).norm() < 0.05 * whole.norm()
+
+
+def test_in_8_bit_floats_features_are_off_by_a_few_percent(root: Path) -> None:
+    named = f"model.depth.backbone_checkpoint={backbone_file(root)}"
+    images = torch.randint(256, (5, 3, 70, 70), dtype=torch.uint8)
+    exact, half, eighth = (
+        vit_depthnet(root, named, "model.depth.backbone_batch=2", precision).eval()
+        for precision in (f"{PRECISION}=fp32", f"{PRECISION}=bf16", f"{PRECISION}=fp8")
+    )
+    linear = [type(layer).__name__ for layer in eighth.depth_backbone.modules()].count
+    assert (linear("Linear"), linear("Fp8Linear")) == (0, 4 * 4)
+    expected = exact.features(images)
+    for model in (half, eighth):
+        found = model.features(images)
+        assert found.dtype == torch.bfloat16
+        assert (found.float() - expected).norm() < 0.05 * expected.norm()
+        both = torch.stack([found.float().flatten(), expected.flatten()])
+        assert torch.corrcoef(both)[0, 1] > 0.99
+    eighth.from_features(eighth.features(images)).sum().backward()
+    assert all(value.grad is None for value in eighth.depth_backbone.parameters())
+    # The hash is that of the file, so stage 1 may be trained in another precision.
+    assert int(eighth.backbone_mark) == int(exact.backbone_mark)
+    exact.load_depthnet(eighth.state_dict(), "stage 1")
+
+
+def test_a_backbone_in_8_bit_floats_is_saved_and_loaded_bit_for_bit(root: Path) -> None:
+    named = f"model.depth.backbone_checkpoint={backbone_file(root)}"
+    images = torch.randint(256, (2, 3, 70, 70), dtype=torch.uint8)
+    words = ("model.depth.save_frozen=true", f"{PRECISION}=fp8")
+    model = vit_depthnet(root, named, *words).eval()
+    state = model.state_dict()
+    assert state.keys() == vit_depthnet(root, named, words[0]).state_dict().keys()
+    loaded = vit_depthnet(root, *words).eval()
+    loaded.load_state_dict(state)
+    loaded.require_weights("")
+    assert fingerprint(loaded.state_dict()) == fingerprint(state)
+    torch.testing.assert_close(loaded(images), model(images), rtol=0, atol=0)
+    # Without 8-bit floats the weights are those that were rounded.
+    wide = vit_depthnet(root, "model.depth.save_frozen=true", f"{PRECISION}=fp32").eval()
+    wide.load_state_dict(state)
+    torch.testing.assert_close(wide(images), model(images), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((f"{PRECISION}=fp16",), r"backbone_precision=fp16.*use one of fp32, bf16, fp8"),
+        ((f"{PRECISION}=fp8", "model.depth.freeze_backbone=false"), r"fp8 .*freeze the backbone"),
+        ((f"{PRECISION}=fp8", "model.depth.encoder=conv"), r"fp8 is for vision transformers"),
+    ],
+)
+def test_a_precision_that_a_backbone_cannot_have_is_refused(
+    words: tuple[str, ...], message: str, root: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        vit_depthnet(root, *words)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_the_average_of_weights_predicts_what_the_model_does(root: Path, precision: str) -> None:
+    named = f"model.depth.backbone_checkpoint={backbone_file(root)}"
+    model = vit_depthnet(root, named, f"{PRECISION}={precision}").eval()
+    images = torch.randint(256, (2, 3, 70, 70), dtype=torch.uint8)
+    found = make_average(model)(images)
+    torch.testing.assert_close(found, model(images), rtol=0.05, atol=0.05)
 
 
 def test_every_part_of_an_unfrozen_backbone_is_trained(root: Path) -> None:
