@@ -53,6 +53,8 @@ def shard_in_place(model: nn.Module, units: list[nn.Module], world: World) -> FS
     chosen = set(units)
     _refuse_ties_between_units(model, chosen)
     mesh = make_mesh(world)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.contiguous()  # not channels last, which FSDP refuses
     # Inner units first: what is left of an outer one, and last of the model, is its own.
     for module in reversed([module for module in model.modules() if module in chosen]):
         if module is not model and any(True for _ in module.parameters()):

@@ -116,6 +116,21 @@ def test_clipping_guard_and_fused_update_take_shares_on_cuda(tmp_path: Path) -> 
         torch.distributed.destroy_process_group()
 
 
+def test_weights_that_lie_channels_last_are_shared_too(tmp_path: Path) -> None:
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3).requires_grad_(False))
+        images = torch.rand(2, 3, 8, 8)
+        expected = model(images)
+        model.to(memory_format=torch.channels_last)
+        shard_in_place(model, [model[0]], World(0, 1, 0, torch.device("cpu")))
+        assert is_sharded(model)
+        torch.testing.assert_close(model(images), expected)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_parameter_of_two_units_is_refused() -> None:
     model = Net()
     world = World(0, 2, 0, torch.device("cpu"))
