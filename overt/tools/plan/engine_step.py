@@ -51,6 +51,7 @@ class Model:
 
     parameters: int  # that are trained
     frozen: int  # further parameters
+    saved: int  # bytes of weights in a checkpoint, which may leave out frozen ones
     blocks: int
     unit_sizes: tuple[int, ...]  # parameters of each unit that FSDP gathers on its own
     compile_units: int = 0  # modules that training.compile=blocks compiles
@@ -125,6 +126,7 @@ class EngineStep:
         return Model(
             sum(size for size, trained in sizes if trained),
             sum(size for size, trained in sizes if not trained),
+            sum(value.nbytes for value in model.state_dict().values()),
             len(self.recipe.blocks(model)),
             tuple(sum(value.numel() for value in unit.parameters()) for unit in units),
             len(self.recipe.compile_units(model)),

@@ -193,6 +193,7 @@ def make_plan(config: Config, recipe: Recipe, request: Request) -> dict[str, Any
     is_spread = any(plan.world_size > 1 for plan in possible)
     on_ranks = recipe_on_cuda(config, 2) if is_spread else recipe
     is_recorded = records_on_cuda(training, on_ranks, 4 * model.parameters)
+    weights = 1 if training.ema_momentum is None else 2  # with their average
     rows = [
         {"devices": devices, "problem": plan}
         if isinstance(plan, str)
@@ -205,7 +206,7 @@ def make_plan(config: Config, recipe: Recipe, request: Request) -> dict[str, Any
         "parameters": model.parameters,
         "frozen_parameters": model.frozen,
         "samples": samples,
-        "checkpoint_bytes": at_first.parameters + at_first.frozen + at_first.optimizer,
+        "checkpoint_bytes": weights * model.saved + at_first.optimizer,
         "parts": {name: dataclasses.asdict(line.at(first)) for name, line in variants.items()},
         "timing": _timing_words(request),
         "notes": [

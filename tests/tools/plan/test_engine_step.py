@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_recipes import BLADE_VIT, SMALL_BLADE
 from torch import Tensor, nn
 from toy_runs import losses_by_step, toy_config, train_toy
 
@@ -37,6 +38,17 @@ def test_parts_are_those_of_the_model(tmp_path: Path) -> None:
     # Two moments and a counter for each.
     assert memory.optimizer == 2 * held(trained) + len(trained) * 512
     assert memory.peak >= memory.parameters + memory.frozen + memory.optimizer + memory.batch
+
+
+def test_frozen_weights_that_no_checkpoint_holds_do_not_count_as_saved(tmp_path: Path) -> None:
+    for saved in (False, True):
+        words = (*BLADE_VIT, f"model.depth.save_frozen={saved}")
+        config = SMALL_BLADE["depthnet"].config(tmp_path, *words)
+        recipe = build_recipe(config)
+        numbers = EngineStep(config, recipe, checkpointing=False).numbers
+        weights = recipe.build_model().state_dict().values()
+        assert numbers.saved == sum(value.nbytes for value in weights)
+        assert (numbers.saved > 4 * (numbers.parameters + numbers.frozen)) == saved
 
 
 def test_torch_does_not_warn_of_tensors_without_memory(tmp_path: Path) -> None:

@@ -44,7 +44,9 @@ from overt.tools.plan.predict import (
     sharded_memory,
 )
 
-MODEL = Model(parameters=25_000_000, frozen=0, blocks=10, unit_sizes=(2_000_000,) * 10)
+MODEL = Model(
+    parameters=25_000_000, frozen=0, saved=100_000_000, blocks=10, unit_sizes=(2_000_000,) * 10
+)
 STEP = StepMemory(
     batch_size=8, peak=3 * GIB, parameters=10**8, frozen=0, optimizer=2 * 10**8, gradients=10**8,
     batch=10**6, activations=2 * GIB, transient=2 * GIB, flops=10**12,
