@@ -98,6 +98,7 @@ def examine(options: argparse.Namespace) -> tuple[list[Check], World | None]:
     checks.append(attempt("GPUs", lambda: machine.gpus(device, gpu_world, precision), remedy))
     checks.append(attempt("NCCL", lambda: machine.nccl(os.environ), remedy))
     workers = None if config is None else config.training.num_workers
+    checks.append(machine.bytecode())
     checks.append(machine.loader_memory(workers))
     if workers is not None:
         checks.append(machine.processors(launch.local_world_size, workers))

@@ -1,4 +1,4 @@
-"""This host, before anything is trained on it: versions, GPUs, NCCL, memory for loaders, ports."""
+"""This host before anything is trained on it: versions, GPUs, NCCL, memory of loaders, ports."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import resource
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping
 from importlib import metadata
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ from overt import __version__
 from overt.distributed import World
 from overt.engine.precision import slow_precision
 from overt.launch_environment import Launch
+from overt.tools.doctor.cluster import nearest_existing
 from overt.tools.doctor.report import Check, fail, ok, warn
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "safetensors", "pillow")
@@ -46,6 +49,24 @@ def versions() -> Check:
         remedy = f"overt is tested with torch from {first} up to, not including, {last}"
         return warn("versions", text, remedy)
     return ok("versions", text)
+
+
+def bytecode() -> Check:
+    """Check that starts find torch parsed: its compiler alone takes seconds."""
+    cached = Path(cache_from_source(torch.__file__))
+    if cached.is_file():
+        return ok("bytecode", "that of torch is cached")
+    folder = nearest_existing(cached.parent)
+    if not sys.dont_write_bytecode and os.access(folder, os.W_OK):
+        return ok("bytecode", f"that of torch will be cached in {folder}")
+    reason = "PYTHONDONTWRITEBYTECODE" if sys.dont_write_bytecode else f"no access to {folder}"
+    remedy = (
+        "every start parses torch again, 5 to 10 s if it compiles: unset PYTHONDONTWRITEBYTECODE, "
+        "and set PYTHONPYCACHEPREFIX to a folder that can be written"
+    )
+    return warn(
+        "bytecode", f"that of torch is not cached, and Python writes none ({reason})", remedy
+    )
 
 
 def gpus(device: str, world: World | None, precision: str = "fp32") -> Check:

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Iterator
+from importlib.util import cache_from_source
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,6 +35,31 @@ def test_an_unsupported_torch_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.versions().level is Level.OK
     monkeypatch.setattr(torch, "__version__", "2.5.1+cu121")
     assert machine.versions().level is Level.WARN
+
+
+def test_torch_that_every_start_parses_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.pycache_prefix", str(tmp_path))
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    assert machine.bytecode().level is Level.OK  # not there, but can be written
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    check = machine.bytecode()
+    assert check.level is Level.WARN
+    assert "PYTHONDONTWRITEBYTECODE" in check.finding
+    cached = Path(cache_from_source(torch.__file__))
+    cached.parent.mkdir(parents=True)
+    cached.touch()
+    assert machine.bytecode().level is Level.OK
+
+
+def test_a_folder_that_takes_no_bytecode_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.pycache_prefix", str(tmp_path))
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert f"no access to {tmp_path}" in machine.bytecode().finding
 
 
 @pytest.fixture
