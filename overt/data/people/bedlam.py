@@ -51,7 +51,10 @@ def _load(file: Path) -> Mapping[str, Any]:
     import torch
 
     if not file.is_file():
-        raise DataError(f"{file}: no such annotation file")
+        raise DataError(
+            f"{file}: no such annotation file; set data.root (or evaluation.dataset_root) to the "
+            "folder that holds the data sets, or the source's annotations to the file"
+        )
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # junk stops the unpickler with almost any, such as KeyError
