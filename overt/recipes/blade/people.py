@@ -97,7 +97,7 @@ class People:
         self.body = body
         path = root / source.annotations
         if source.layout == "bedlamcc":
-            data = read_bedlam(path)
+            data = read_bedlam(path, self.images)
         else:
             data = HumanData.load(path, cache=settings.cache_annotations)
         check_body(data, body, needs_pose or "pelvis" not in data)
