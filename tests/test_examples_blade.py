@@ -1,5 +1,8 @@
 """The chains of examples/blade are what the documentation says."""
 
+import re
+
+import pytest
 from toy_runs import HERE
 
 from overt.config import load
@@ -23,6 +26,21 @@ def test_the_full_chain_has_the_published_sizes() -> None:
     batches = [load(one.words).training.batch_size for one in (depth, pose)]
     assert batches == [2, 7]
     assert load(pose.words).settings.model.depthnet_checkpoint.endswith("depth/checkpoints/best")
+
+
+@pytest.mark.parametrize("page", ["overt/recipes/blade/README.md", "docs/coming_from_blade.md"])
+def test_documented_commands_of_stage_two_name_the_backbone_of_stage_one(page: str) -> None:
+    """A full-size checkpoint of stage 1 does not hold it (model.depth.save_frozen=false)."""
+    commands = r"overt (?:train|doctor) recipe=(blade_\w+net) ([^`\n]*)"
+    found = re.findall(commands, (HERE.parent / page).read_text())
+    backbones = {
+        (stage, load([f"recipe={stage}", *words.split()]).settings.model.depth.backbone_checkpoint)
+        for stage, words in found
+    }
+    assert {stage for stage, _ in backbones} == {"blade_depthnet", "blade_posenet"}
+    files = {file for _, file in backbones}
+    assert len(files) == 1
+    assert None not in files
 
 
 def test_the_chain_on_dressed_people_trains_and_is_scored_on_one_body() -> None:

@@ -22,6 +22,12 @@ def read_weights(path: str | Path, key: str) -> dict[str, Tensor]:
     """The tensors of a checkpoint under the bare model's names; the setting `key` names it."""
     file = Path(path)
     if file.is_dir():
+        if (file / "shards.json").is_file():
+            raise CheckpointError(
+                f"{key}={path}: a sharded checkpoint, of training.strategy=fsdp, but one file is "
+                f"needed here; write it by `overt ckpt export {path} --to safetensors --output "
+                f"FILE.safetensors`, and set {key}=FILE.safetensors"
+            )
         average = file / "ema.safetensors"
         file = average if average.is_file() else weights_in(file) or file / "model.safetensors"
     if not file.is_file():

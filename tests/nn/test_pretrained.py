@@ -47,6 +47,11 @@ def test_of_several_containers_the_published_one_is_read(tmp_path: Path) -> None
 
 
 def test_what_cannot_be_read_is_explained(tmp_path: Path) -> None:
+    sharded = tmp_path / "sharded"
+    sharded.mkdir()
+    (sharded / "shards.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"model\.x=.*sharded.*`overt ckpt export .*sharded "):
+        read_weights(sharded, "model.x")
     with pytest.raises(CheckpointError, match=r"model\.x=.*no such checkpoint"):
         read_weights(tmp_path / "none.pth", "model.x")
     torch.save({"epoch": 3}, tmp_path / "empty.pth")

@@ -12,12 +12,21 @@ from numpy.typing import NDArray
 from overt.data.people.human_data import SMPLX_SHAPES, HumanData
 from overt.errors import DataError
 
+PICTURES = "png"  # the published folder of the pictures, below that of the data set
 
-def read_bedlam(path: str | Path) -> HumanData:
-    """Return its rows as HumanData columns, with `pelvis_camcoord` or with `smplx`."""
+
+def read_bedlam(path: str | Path, images: Path | None = None) -> HumanData:
+    """Return its rows as HumanData columns, with `pelvis_camcoord` or with `smplx`.
+
+    `images` is the folder of the data set: if it has a folder `png`, pictures are found there by
+    the last two parts of their names, SEQUENCE/FILE.
+    """
     file = Path(path)
     content = _load(file)
-    columns: dict[str, NDArray[Any]] = {"image_path": _picture_names(content, file)}
+    names = _picture_names(content, file)
+    if images is not None and (images / PICTURES).is_dir():
+        names = ["/".join([PICTURES, *name.split("/")[-2:]]) for name in names]
+    columns: dict[str, NDArray[Any]] = {"image_path": np.array(names, dtype=str)}
     if "center" in content and "scale" in content:
         centre = _rows(content, "center", file, (2,))
         side = _rows(content, "scale", file)[:, :1]
@@ -51,7 +60,10 @@ def _load(file: Path) -> Mapping[str, Any]:
     import torch
 
     if not file.is_file():
-        raise DataError(f"{file}: no such annotation file")
+        raise DataError(
+            f"{file}: no such annotation file; set data.root (or evaluation.dataset_root) to the "
+            "folder that holds the data sets, or the source's annotations to the file"
+        )
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # junk stops the unpickler with almost any, such as KeyError
@@ -66,8 +78,8 @@ def _load(file: Path) -> Mapping[str, Any]:
     return content
 
 
-def _picture_names(content: Mapping[str, Any], file: Path) -> NDArray[np.str_]:
-    """Return paths of the pictures (N,), below the folder of their sequence where that is given."""
+def _picture_names(content: Mapping[str, Any], file: Path) -> list[str]:
+    """Return paths of the pictures, below the folder of their sequence where that is given."""
     names = _words(content, "img_fn", file)
     if not names:
         raise DataError(f"{file}: it has no rows: img_fn is empty")
@@ -78,7 +90,7 @@ def _picture_names(content: Mapping[str, Any], file: Path) -> NDArray[np.str_]:
             name if "/" in name else f"{folder}/{name}"
             for folder, name in zip(folders, names, strict=True)
         ]
-    return np.array(names, dtype=str)
+    return names
 
 
 def _words(content: Mapping[str, Any], name: str, file: Path) -> list[str]:

@@ -96,8 +96,8 @@ class HumanData:
         file = Path(path)
         if not file.is_file():
             raise DataError(
-                f"{file}: no such annotation file; set data.root to the folder that holds "
-                "the data sets, or the source's annotations to the file"
+                f"{file}: no such annotation file; set data.root (or evaluation.dataset_root) to "
+                "the folder that holds the data sets, or the source's annotations to the file"
             )
         try:
             columns, header = _cached(file) if cache else read_columns(file)

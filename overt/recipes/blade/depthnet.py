@@ -6,6 +6,7 @@ Keys are the published ones. Section 3.2 of arXiv:2412.08640. Letters: B crops, 
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from overt.data.images.transforms import Normalize
 from overt.errors import CheckpointError
+from overt.nn.dinov2 import PATCH
 from overt.nn.fp8 import quantize_linears
 from overt.ops.attention.api import attention_in_layers
 from overt.ops.convolve import Conv2d
@@ -22,6 +24,7 @@ from overt.recipes.blade.dpt import DepthAnything
 from overt.recipes.blade.norm import SharedBatchNorm2d
 
 BACKBONE = "depth_backbone."
+POSITIONS = "pretrained.pos_embed"  # (1, 1 + patches, features)
 # In the published files: an unused layer.
 DEAD = ("depth_head.dec_z.conv.weight", "depth_head.dec_z.conv.bias")
 
@@ -294,6 +297,13 @@ def _refuse_misfit(
             "model.depth.encoder."
         )
     wrong = [name for name, value in part.items() if value.shape != current[name].shape]
+    if wrong == [POSITIONS] and part[POSITIONS].shape[2:] == current[POSITIONS].shape[2:]:
+        counts = (tensors[POSITIONS].shape[1] - 1 for tensors in (part, current))
+        in_file, here = (PATCH * math.isqrt(max(count, 0)) for count in counts)
+        raise CheckpointError(
+            f"{source} is for crops of {in_file} pixels, but data.depth_size={here}; set "
+            f"data.depth_size={in_file}"
+        )
     if wrong:
         name = wrong[0]
         raise CheckpointError(

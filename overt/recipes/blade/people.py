@@ -97,7 +97,7 @@ class People:
         self.body = body
         path = root / source.annotations
         if source.layout == "bedlamcc":
-            data = read_bedlam(path)
+            data = read_bedlam(path, self.images)
         else:
             data = HumanData.load(path, cache=settings.cache_annotations)
         check_body(data, body, needs_pose or "pelvis" not in data)
@@ -442,8 +442,9 @@ class SmplHips:
             rotations = rotations[:, :BODY_JOINTS]
         # A copy: cached columns are read-only maps, of which torch warns.
         shape = torch.from_numpy(np.array(columns["smpl/betas"][row], np.float32))[None]
-        vertices = self.model(shape, rotations).vertices[0]
-        middle = (self.row @ vertices).numpy()
+        with torch.autocast("cpu", enabled=False):  # a label, whatever the networks compute in
+            vertices = self.model(shape, rotations).vertices[0]
+            middle = (self.row @ vertices).numpy()
         return np.asarray(middle + columns["smpl/transl"][row], np.float32)
 
 

@@ -60,6 +60,18 @@ def test_both_forms_of_bedlam_are_read(tmp_path: Path) -> None:
     assert data.columns["pelvis"].shape == (5, 3)
 
 
+def test_pictures_are_found_in_the_published_folder(tmp_path: Path) -> None:
+    path = tmp_path / "bedlamcc.npz"
+    names = ["seq_000123/seq_000123_0007.png", "/where/it/was/made/png/seq_000124/a.png"]
+    torch.save({"img_fn": names, "pelvis_camcoord": torch.ones(2, 3, 1)}, path)
+    images = tmp_path / "bedlamcc"
+    images.mkdir()
+    assert read_bedlam(path, images).columns["image_path"].tolist() == names
+    (images / "png").mkdir()
+    found = read_bedlam(path, images).columns["image_path"].tolist()
+    assert found == ["png/seq_000123/seq_000123_0007.png", "png/seq_000124/a.png"]
+
+
 def test_bedlam_without_a_depth_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bedlamcc.npz"
     torch.save({"img_fn": ["a.png"], "hw": torch.ones(1, 2)}, path)

@@ -209,6 +209,8 @@ def test_a_stage_one_checkpoint_of_another_backbone_is_refused(root: Path) -> No
     )  # fmt: skip
     with pytest.raises(CheckpointError, match=r"another backbone.*Set model\.depth\.encoder"):
         vit_depthnet(root).load_depthnet(wide.state_dict(), "other")
+    with pytest.raises(CheckpointError, match=r"crops of 70 pixels.*set data\.depth_size=70$"):
+        vit_depthnet(root, named, "data.depth_size=56")
     # Of the same sizes, but other weights: the head alone could not tell.
     tensors = dict(vit_depthnet(root, named).state_dict())
     tensors["backbone_mark"] = tensors["backbone_mark"] + 1

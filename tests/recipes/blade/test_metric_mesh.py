@@ -84,6 +84,30 @@ def test_a_published_protocol_is_scored(root: Path, dataset: str) -> None:
     assert ("mIoU (true mask)" in table) == (dataset == "spec_mtp_p3")
 
 
+def test_bedlamcc_is_scored(root: Path) -> None:
+    """A file of torch.save with labels of SMPL-X, pictures in the published folder."""
+    columns = real_files.rendered(root)
+    protocol = PROTOCOLS["bedlamcc_eval"]
+    sequence = root / protocol.images / "png" / "seq_000123"
+    shutil.copytree(root / "datasets" / "people" / "imgs", sequence)
+    smplx = {
+        name.removeprefix("smplx/"): torch.from_numpy(value)[:, None]
+        for name, value in columns.items()
+        if name.startswith("smplx/")
+    }
+    content = {
+        "img_fn": [f"seq_000123/{Path(str(name)).name}" for name in columns["image_path"]],
+        "focal_length": torch.from_numpy(columns["K"][:, 0, 0].copy()),
+        "center": torch.full((2, 2), 16.0),
+        "scale": torch.full((2,), 32.0),
+        "smplx": smplx,
+    }
+    torch.save(content, root / protocol.annotations)
+    scores = summarize(rows(root, "bedlamcc_eval"))
+    assert all(math.isfinite(value) for value in scores.values())
+    assert {"mpjpe_mm", "pve_mm", "Tz_m", "miou_percent_true_mask"} <= set(scores)
+
+
 def test_both_stages_train_on_real_layouts(root: Path) -> None:
     """Stage 1 on labels of SMPL, stage 2 on labels of SMPL-X, scored on SPEC-MTP at the end."""
     columns = real_files.rendered(root)
