@@ -83,6 +83,23 @@ def test_the_front_is_that_of_the_head_also_if_a_chest_reaches_farther() -> None
     assert mask[parts["vault"]].all()
 
 
+def test_single_dense_voxels_in_the_face_are_no_teeth() -> None:
+    """Noise and sharp kernels raise single voxels of compact bone above the values of enamel."""
+    affine = np.diag([2.0, 2.0, 2.5, 1.0])
+    affine[:3, 3] = -76, -76, -101
+    scan, parts = with_teeth(affine, (77, 77, 82))
+    clean = find_bone(scan, "head").volume.values
+    x, y, z = np.argwhere(parts["vault"]).T
+    is_noise = (y < 38) & (z < 24) & (x % 4 == 0) & (y % 4 == 0) & (z % 4 == 0)
+    assert is_noise.sum() > 20
+    values = scan.values.copy()
+    values[x[is_noise], y[is_noise], z[is_noise]] = 2500
+    np.testing.assert_array_equal(find_bone(scan.with_values(values), "head").volume.values, clean)
+    values[parts["teeth"]] = 900
+    skull = find_bone(scan.with_values(values), "head")
+    assert skull.how.endswith(", 0 of teeth")
+
+
 def test_teeth_are_only_recognized_in_hounsfield_units() -> None:
     affine = np.diag([2.0, 2.0, 2.5, 1.0])
     affine[:3, 3] = -76, -76, -101
