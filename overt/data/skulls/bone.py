@@ -112,19 +112,22 @@ def segment(scan: Volume, threshold: float, *, without_teeth: bool) -> tuple[Mas
     below = points[:, 2].max() - points[:, 2]
     is_neck = below > HEIGHT_MM
     skull[tuple(indices[is_neck].T)] = False
+    if is_neck.any():
+        skull, _ = _largest(skull)  # raised shoulders may reach above the cut
+    is_kept = skull[tuple(indices.T)]
     teeth = 0
     if without_teeth:
-        back = points[~is_neck, 1]  # mm toward the back
+        back = points[is_kept, 1]  # mm toward the back
         in_front = points[:, 1] < (back.min() + back.max()) / 2
         is_dense = scan.values[tuple(indices.T)] >= ENAMEL_HU
-        enamel = indices[is_dense & in_front & (below > TEETH_MM) & ~is_neck]
+        enamel = indices[is_dense & in_front & (below > TEETH_MM) & is_kept]
         before = int(skull.sum())
         skull = _without_teeth(skull, enamel, scan.spacing)
         teeth = before - int(skull.sum())
     note = (
         f"largest of {count} components kept, {others} voxels of others dropped (table, jaw, "
-        f"noise), {int(is_neck.sum())} more than {HEIGHT_MM:g} mm below the vertex (neck), {teeth} "
-        "of teeth"
+        f"noise), {int((~is_kept).sum())} more than {HEIGHT_MM:g} mm below the vertex or "
+        f"connected only there (neck), {teeth} of teeth"
     )
     return skull, note
 

@@ -33,6 +33,19 @@ def test_hounsfield_units_are_segmented() -> None:
     assert bone.volume.values[20, 7].tolist() == [False] * 11 + [True] * 19
 
 
+def test_what_only_the_neck_connects_to_the_skull_is_dropped_with_it() -> None:
+    values = head()
+    values[36:39, 18:22, :15] = 900  # a shoulder that reaches above the cut, beside the head
+    values[30:39, 18:22, 2:4] = 900
+    skull = find_bone(Volume.of(values, SPACING), "body")
+    bone = values[:, :38] >= 300
+    assert bone[36, 20, 12]
+    assert not skull.volume.values[36:39].any()
+    assert "largest of 2 components" in skull.how
+    count = bone.sum() - skull.volume.values.sum()
+    assert f"{count} more than 180 mm below the vertex or connected only there" in skull.how
+
+
 def with_teeth(affine: np.ndarray, shape: tuple[int, int, int]) -> tuple[Volume, dict[str, Any]]:
     """A braincase of 140 mm with jaws 140 mm below the vertex; the lower one hangs on its teeth."""
     indices = np.argwhere(np.ones(shape, dtype=bool))
