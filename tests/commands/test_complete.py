@@ -70,6 +70,12 @@ def test_a_volume_gets_an_implant_of_its_own_shape(
     assert implant.values.shape == volume.values.shape
     np.testing.assert_array_equal(implant.affine, volume.affine)
     assert not (implant.mask & volume.mask).any()
+    facts = json.loads((out / "case.json").read_text())
+    assert facts["values"] == "a mask (two values), used as is"
+    assert {"overt", "torch", "numpy", "python"} <= facts["versions"].keys()
+    assert (facts["sampling"]["seed"], facts["sampling"]["ensemble"]) == (48, 2)
+    assert facts["seconds"].keys() == {"read", "load", "sample", "solid"}
+    assert facts["peak_memory"]["host_gib"] > 0.01
     with Image.open(out / "picture.png") as picture:
         assert picture.size == (4 * 220, 18 + 2 * 220)
 

@@ -18,6 +18,7 @@ BONE_HU = 300.0  # above soft tissue and contrast agent, below the thinnest bone
 HEIGHT_MM = 180.0  # from the vertex down; below are neck and lower jaw, as the data sets cut them
 ENAMEL_HU = 2000.0  # the densest bone, around the inner ear, is below
 TEETH_MM = 110.0  # below the vertex, in front: no tooth is above, and no vault below
+TOOTH_MM3 = 20.0  # of enamel; noise and the overshoot of sharp kernels make smaller pieces
 ROOTS_MM = 6.0  # around enamel, so that its tooth goes with it
 _AIR_HU = -500.0
 _MASK_VALUES = 2
@@ -111,19 +112,22 @@ def segment(scan: Volume, threshold: float, *, without_teeth: bool) -> tuple[Mas
     below = points[:, 2].max() - points[:, 2]
     is_neck = below > HEIGHT_MM
     skull[tuple(indices[is_neck].T)] = False
+    if is_neck.any():
+        skull, _ = _largest(skull)  # raised shoulders may reach above the cut
+    is_kept = skull[tuple(indices.T)]
     teeth = 0
     if without_teeth:
-        back = points[~is_neck, 1]  # mm toward the back
+        back = points[is_kept, 1]  # mm toward the back
         in_front = points[:, 1] < (back.min() + back.max()) / 2
         is_dense = scan.values[tuple(indices.T)] >= ENAMEL_HU
-        enamel = indices[is_dense & in_front & (below > TEETH_MM) & ~is_neck]
+        enamel = indices[is_dense & in_front & (below > TEETH_MM) & is_kept]
         before = int(skull.sum())
         skull = _without_teeth(skull, enamel, scan.spacing)
         teeth = before - int(skull.sum())
     note = (
         f"largest of {count} components kept, {others} voxels of others dropped (table, jaw, "
-        f"noise), {int(is_neck.sum())} more than {HEIGHT_MM:g} mm below the vertex (neck), {teeth} "
-        "of teeth"
+        f"noise), {int((~is_kept).sum())} more than {HEIGHT_MM:g} mm below the vertex or "
+        f"connected only there (neck), {teeth} of teeth"
     )
     return skull, note
 
@@ -134,7 +138,7 @@ def _without_teeth(
     """Return a skull without what is near its enamel, indices (N, 3), or only connected by it."""
     if not len(enamel):
         return skull
-    from scipy.ndimage import distance_transform_edt
+    from scipy.ndimage import distance_transform_edt, label
 
     # Distances are only computed around the teeth, a small part of a head.
     reach = np.ceil(ROOTS_MM / np.array(spacing)).astype(int)
@@ -142,8 +146,13 @@ def _without_teeth(
     box = tuple(slice(max(first, 0), last) for first, last in zip(low, high, strict=True))
     is_enamel = np.zeros_like(skull)
     is_enamel[tuple(enamel.T)] = True
+    pieces, _ = label(is_enamel[box], np.ones((3, 3, 3)))
+    volumes = np.bincount(pieces.ravel()) * np.prod(spacing)  # mm³; piece 0 is not enamel
+    is_tooth = (volumes >= TOOTH_MM3)[pieces] & (pieces > 0)
+    if not is_tooth.any():
+        return skull
     rest = skull.copy()
-    rest[box] &= distance_transform_edt(~is_enamel[box], sampling=spacing) > ROOTS_MM
+    rest[box] &= distance_transform_edt(~is_tooth, sampling=spacing) > ROOTS_MM
     return _largest(rest)[0]
 
 

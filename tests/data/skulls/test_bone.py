@@ -33,6 +33,19 @@ def test_hounsfield_units_are_segmented() -> None:
     assert bone.volume.values[20, 7].tolist() == [False] * 11 + [True] * 19
 
 
+def test_what_only_the_neck_connects_to_the_skull_is_dropped_with_it() -> None:
+    values = head()
+    values[36:39, 18:22, :15] = 900  # a shoulder that reaches above the cut, beside the head
+    values[30:39, 18:22, 2:4] = 900
+    skull = find_bone(Volume.of(values, SPACING), "body")
+    bone = values[:, :38] >= 300
+    assert bone[36, 20, 12]
+    assert not skull.volume.values[36:39].any()
+    assert "largest of 2 components" in skull.how
+    count = bone.sum() - skull.volume.values.sum()
+    assert f"{count} more than 180 mm below the vertex or connected only there" in skull.how
+
+
 def with_teeth(affine: np.ndarray, shape: tuple[int, int, int]) -> tuple[Volume, dict[str, Any]]:
     """A braincase of 140 mm with jaws 140 mm below the vertex; the lower one hangs on its teeth."""
     indices = np.argwhere(np.ones(shape, dtype=bool))
@@ -81,6 +94,23 @@ def test_the_front_is_that_of_the_head_also_if_a_chest_reaches_farther() -> None
     assert parts["chest"].any()
     assert not mask[parts["chest"] | parts["teeth"]].any()
     assert mask[parts["vault"]].all()
+
+
+def test_single_dense_voxels_in_the_face_are_no_teeth() -> None:
+    """Noise and sharp kernels raise single voxels of compact bone above the values of enamel."""
+    affine = np.diag([2.0, 2.0, 2.5, 1.0])
+    affine[:3, 3] = -76, -76, -101
+    scan, parts = with_teeth(affine, (77, 77, 82))
+    clean = find_bone(scan, "head").volume.values
+    x, y, z = np.argwhere(parts["vault"]).T
+    is_noise = (y < 38) & (z < 24) & (x % 4 == 0) & (y % 4 == 0) & (z % 4 == 0)
+    assert is_noise.sum() > 20
+    values = scan.values.copy()
+    values[x[is_noise], y[is_noise], z[is_noise]] = 2500
+    np.testing.assert_array_equal(find_bone(scan.with_values(values), "head").volume.values, clean)
+    values[parts["teeth"]] = 900
+    skull = find_bone(scan.with_values(values), "head")
+    assert skull.how.endswith(", 0 of teeth")
 
 
 def test_teeth_are_only_recognized_in_hounsfield_units() -> None:
