@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from overt.errors import DataError
 from overt.geometry.solid import vertex_normals
-from overt.geometry.voxels import Mask, bounding_box, distance_to
+from overt.geometry.voxels import Mask, bounding_box, distance_to, largest_part
 
 logger = logging.getLogger(__name__)
 
@@ -128,16 +128,6 @@ def gap_to(mask: Mask, spacing: Sequence[float]) -> NDArray[np.float64]:
     from scipy.ndimage import binary_dilation
 
     return distance_to(binary_dilation(mask, np.ones((3, 3, 3))), spacing)
-
-
-def largest_part(mask: Mask) -> Mask:
-    """Return the largest of the parts that no face connects."""
-    from scipy.ndimage import label
-
-    labels, count = label(mask)
-    if count <= 1:
-        return mask
-    return np.asarray(labels == np.bincount(labels.ravel())[1:].argmax() + 1)
 
 
 def close_holes(implant: Mask, occupied: Mask, spacing: Sequence[float], hole_mm: float) -> Mask:

@@ -38,6 +38,18 @@ def bounding_box(mask: Mask, margin: Sequence[int] = (0, 0, 0)) -> tuple[slice, 
     return tuple(box)
 
 
+def largest_part(mask: Mask) -> Mask:
+    """The largest of the parts that no face connects; the mask itself without SciPy."""
+    if not HAS_SCIPY:
+        return mask
+    from scipy.ndimage import label
+
+    labels, count = label(mask)
+    if count <= 1:
+        return mask
+    return np.asarray(labels == np.bincount(labels.ravel())[1:].argmax() + 1)
+
+
 def distance_to(mask: Mask, spacing: Sequence[float]) -> NDArray[np.float64]:
     """The exact distance of every voxel to the nearest of the mask; by SciPy where it is there."""
     if HAS_SCIPY and mask.any():

@@ -1,6 +1,7 @@
 """overt/geometry/voxels.py: distances, surfaces and boxes."""
 
 import numpy as np
+import pytest
 
 from overt.geometry import voxels
 
@@ -33,3 +34,14 @@ def test_a_box_with_a_margin_stays_within_the_volume() -> None:
     mask = np.zeros((9, 9, 9), dtype=bool)
     mask[1, 4, 8] = True
     assert voxels.bounding_box(mask, (2, 1, 3)) == (slice(0, 4), slice(3, 6), slice(5, 9))
+
+
+def test_the_largest_part_is_kept_and_corners_connect_nothing() -> None:
+    pytest.importorskip("scipy")
+    mask = np.zeros((6, 6, 6), dtype=bool)
+    mask[:2, :2, :2] = True
+    mask[2, 2, 2:5] = True
+    kept = voxels.largest_part(mask)
+    assert kept.sum() == 8
+    assert kept[:2, :2, :2].all()
+    assert not voxels.largest_part(np.zeros_like(mask)).any()

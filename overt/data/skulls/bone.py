@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from overt.data.skulls.volumes import Array, Volume
 from overt.errors import DataError
-from overt.geometry.voxels import Mask
+from overt.geometry.voxels import Mask, bounding_box, distance_to, largest_part
 
 BONE_HU = 300.0  # above soft tissue and contrast agent, below the thinnest bone that counts
 HEIGHT_MM = 180.0  # from the vertex down; below are neck and lower jaw, as the data sets cut them
@@ -102,10 +102,18 @@ def segment(scan: Volume, threshold: float, *, without_teeth: bool) -> tuple[Mas
     Table and head holder do not touch the skull, so they are separate components; so is a lower jaw
     whose joints show a gap. `without_teeth` needs Hounsfield units.
     """
+    try:
+        from scipy.ndimage import label
+    except ImportError as error:
+        raise DataError(
+            "bone is segmented with SciPy, which is not installed; pip install 'overt[skulls]'"
+        ) from error
+
     bone = scan.values >= threshold
-    skull, count = _largest(bone)
+    labels, count = label(bone)
     if not count:
         return bone, "nothing is left"
+    skull = np.asarray(labels == np.bincount(labels.ravel())[1:].argmax() + 1)
     others = int(bone.sum() - skull.sum())
     indices = np.argwhere(skull)
     points = scan.to_patient(indices)  # (N, 3) mm, LPS
@@ -113,7 +121,7 @@ def segment(scan: Volume, threshold: float, *, without_teeth: bool) -> tuple[Mas
     is_neck = below > HEIGHT_MM
     skull[tuple(indices[is_neck].T)] = False
     if is_neck.any():
-        skull, _ = _largest(skull)  # raised shoulders may reach above the cut
+        skull = largest_part(skull)  # raised shoulders may reach above the cut
     is_kept = skull[tuple(indices.T)]
     teeth = 0
     if without_teeth:
@@ -138,34 +146,17 @@ def _without_teeth(
     """Return a skull without what is near its enamel, indices (N, 3), or only connected by it."""
     if not len(enamel):
         return skull
-    from scipy.ndimage import distance_transform_edt, label
+    from scipy.ndimage import label
 
-    # Distances are only computed around the teeth, a small part of a head.
-    reach = np.ceil(ROOTS_MM / np.array(spacing)).astype(int)
-    low, high = enamel.min(axis=0) - reach, enamel.max(axis=0) + reach + 1
-    box = tuple(slice(max(first, 0), last) for first, last in zip(low, high, strict=True))
     is_enamel = np.zeros_like(skull)
     is_enamel[tuple(enamel.T)] = True
+    # Distances are only computed around the teeth, a small part of a head.
+    box = bounding_box(is_enamel, [int(np.ceil(ROOTS_MM / step)) for step in spacing])
     pieces, _ = label(is_enamel[box], np.ones((3, 3, 3)))
     volumes = np.bincount(pieces.ravel()) * np.prod(spacing)  # mm³; piece 0 is not enamel
     is_tooth = (volumes >= TOOTH_MM3)[pieces] & (pieces > 0)
     if not is_tooth.any():
         return skull
     rest = skull.copy()
-    rest[box] &= distance_transform_edt(~is_tooth, sampling=spacing) > ROOTS_MM
-    return _largest(rest)[0]
-
-
-def _largest(mask: Mask) -> tuple[Mask, int]:
-    """Return the largest component of a mask, by faces, and the number of components."""
-    try:
-        from scipy.ndimage import label
-    except ImportError as error:
-        raise DataError(
-            "bone is segmented with SciPy, which is not installed; pip install 'overt[skulls]'"
-        ) from error
-
-    labels, count = label(mask)
-    if not count:
-        return mask, 0
-    return np.asarray(labels == np.bincount(labels.ravel())[1:].argmax() + 1), count
+    rest[box] &= distance_to(is_tooth, spacing) > ROOTS_MM
+    return largest_part(rest)

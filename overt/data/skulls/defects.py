@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from overt.data.skulls.volumes import Matrix
 from overt.errors import DataError
 from overt.geometry.vault import vault_middle
-from overt.geometry.voxels import Mask
+from overt.geometry.voxels import Mask, largest_part
 
 # Direction from the center of the vault (x left, y back, z up), its variation, and the radius in mm
 # along the skull. The side is random if x is not 0.
@@ -61,17 +61,3 @@ def _tangents(direction: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDAr
     across = np.cross(direction, helper)
     across /= np.linalg.norm(across)
     return across, np.cross(direction, across)
-
-
-def largest_part(mask: Mask) -> Mask:
-    """Return the largest component of a mask, by faces; the mask itself without SciPy."""
-    from overt.geometry.voxels import HAS_SCIPY
-
-    if not HAS_SCIPY or not mask.any():
-        return mask
-    from scipy.ndimage import label
-
-    labels, count = label(mask)
-    if count < 2:
-        return mask
-    return np.asarray(labels == np.bincount(labels.ravel())[1:].argmax() + 1)

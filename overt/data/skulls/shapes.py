@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from overt.data.skulls.cranium import MIN_WALL, Braincase, Cranium, braincase
-from overt.data.skulls.defects import largest_part
 from overt.data.skulls.face import Face, Orbit, add_face, orbits
 from overt.data.skulls.grids import (
     HEAD_MM,
@@ -25,7 +24,7 @@ from overt.data.skulls.grids import (
     tube,
     voxel_grid,
 )
-from overt.geometry.voxels import Mask
+from overt.geometry.voxels import Mask, largest_part
 
 __all__ = ["HEAD_MM", "MIDDLE_MM", "Head", "build_skull", "make_skull"]
 

@@ -12,9 +12,8 @@ from overt.data.skulls.lists import Cloud, Points
 from overt.data.skulls.prepare import load_case
 from overt.distributed import World
 from overt.evaluation import NamedRow, Row, score_batches, summarize, with_names
-from overt.geometry.implant import largest_part
 from overt.geometry.indicator import ScanGrid, implant_of_field
-from overt.geometry.voxels import Mask
+from overt.geometry.voxels import Mask, largest_part
 from overt.metrics.implants import implant_scores
 from overt.recipe import Recipe, StepOutput
 from overt.recipes.pcdiff.data import HeldOutCase, HeldOutCases, make_missing_data
