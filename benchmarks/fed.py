@@ -31,7 +31,8 @@ from overt.errors import FAILED_EXIT_CODE, ConfigError, nearest
 
 PACKED, FILES = "packed", "files"
 RECIPES = (
-    "cotracker3_offline", "lbm", "hjepa", "ijepa_vitb16", "pcdiff", "blade_depthnet",
+    "cotracker3_offline", "cotracker3_online", "lbm", "hjepa", "ijepa_vitb16", "ijepa_vith14",
+    "pcdiff", "blade_depthnet", "blade_posenet",
 )  # fmt: skip
 GOALS = {PACKED: 0.95, FILES: 0.9}
 
@@ -130,18 +131,26 @@ def make_people(root: Path, wanted: Wanted) -> dict[str, list[str]]:
 
 
 def write_backbone(root: Path, wanted: Wanted) -> list[str]:
-    """Write random weights where a recipe insists on weights of its frozen backbone."""
+    """Write random weights where a recipe insists on weights of frozen parts."""
     import torch
 
     from overt.config import build_recipe, load
 
     recipe = build_recipe(load([f"recipe={wanted.recipe}", "data.root=none", *wanted.set]))
-    depth = getattr(recipe.settings.model, "depth", None)  # type: ignore[attr-defined]
-    if depth is None or not depth.freeze_backbone or depth.backbone_checkpoint is not None:
-        return []
-    path = root / "backbone.pth"
-    torch.save(recipe.build_model().depth_backbone.state_dict(), path)  # type: ignore[union-attr]
-    return [f"model.depth.backbone_checkpoint={path}"]
+    settings = recipe.settings.model  # type: ignore[attr-defined]
+    model: Any = recipe.build_model()
+    is_second = getattr(settings, "depthnet_checkpoint", "none") is None
+    depthnet = model.depthnet if is_second else model
+    words = []
+    if settings.depth.freeze_backbone and settings.depth.backbone_checkpoint is None:
+        weights = depthnet.depth_backbone.state_dict()
+        depthnet.load_backbone(weights, "random")  # so that stage 1 knows its hash
+        torch.save(weights, root / "backbone.pth")
+        words.append(f"model.depth.backbone_checkpoint={root / 'backbone.pth'}")
+    if is_second:
+        torch.save(depthnet.state_dict(), root / "depthnet.pth")
+        words.append(f"model.depthnet_checkpoint={root / 'depthnet.pth'}")
+    return words
 
 
 MAKERS = {

@@ -129,10 +129,11 @@ def test_training_from_files_is_compared_with_resident_data() -> None:
     assert all(row["fed"] > 0 and 0 <= row["wait"] < 1 for row in rows)
 
 
-def test_fed_gives_a_frozen_backbone_random_weights() -> None:
+@pytest.mark.parametrize("stage", ["depthnet", "posenet"])
+def test_fed_gives_frozen_parts_random_weights(stage: str) -> None:
     small = ["training.batch_size=2", "model.depth.freeze_backbone=true"]
     words = ["--here", "--small", "--device", "cpu", "--workers", "0", "--steps", "1", "--json"]
-    (line,) = run("fed.py", "blade_depthnet_tiny", *words, "--set", *small).splitlines()
+    (line,) = run("fed.py", f"blade_{stage}_tiny", *words, "--set", *small).splitlines()
     assert json.loads(line)["fed"] > 0
 
 
