@@ -102,6 +102,21 @@ def test_a_known_focal_length_determines_the_depth() -> None:
     torch.testing.assert_close(found.translation, known.pelvis, rtol=0.03, atol=0.03)
 
 
+def test_with_a_known_focal_length_the_silhouette_improves_the_depth() -> None:
+    """A mask was ignored there, and so was a free pose."""
+    known = Known(noise=2.0)
+    arguments = (known.model, known.shape, known.rotations, 1.7 * known.pelvis[:, 2], known.seen)
+    start, end = (
+        solve_camera(*arguments, SolveOptions(iterations=count), known.focal) for count in (0, 60)
+    )
+    errors = [(found.translation - known.pelvis)[:, 2].abs().mean() for found in (start, end)]
+    assert errors[1] < 0.5 * errors[0]
+    torch.testing.assert_close(end.focal, known.focal)
+    torch.testing.assert_close(end.rotations, known.rotations)
+    free = SolveOptions(iterations=3, optimize_pose=True)
+    assert not torch.equal(solve_camera(*arguments, free, known.focal).rotations, known.rotations)
+
+
 def test_the_keypoint_term_is_zero_at_the_truth_only() -> None:
     known = Known(noise=0.0)
     vertices, joints = pelvis_relative(known.model, known.shape, known.rotations)
