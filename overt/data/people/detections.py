@@ -189,7 +189,7 @@ def good_keypoints(keypoints: Array, image_size: tuple[int, int]) -> Array:  # (
     """
     rows = np.array(keypoints, np.float32)
     if rows.shape == (len(LIMBS), 2):
-        rows = with_confidence(rows)
+        rows = np.pad(rows, ((0, 0), (0, 1)), constant_values=1)
     if rows.shape != (len(LIMBS), 3):
         raise DataError(
             f"keypoints of shape {rows.shape}; expected 12 rows of x, y and confidence: left "
@@ -244,8 +244,3 @@ def checked_box(box: Array, image_size: tuple[int, int]) -> Array:  # (4,)
             f"{height} pixels; give the box of a person in it (x, y, width, height)"
         )
     return numbers
-
-
-def with_confidence(keypoints: Array) -> Array:  # (12, 2) to (12, 3)
-    """Return keypoints of which all count."""
-    return np.concatenate([keypoints, np.ones((len(keypoints), 1), np.float32)], axis=1)

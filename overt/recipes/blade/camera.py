@@ -255,7 +255,11 @@ class Descent:
         if self.options.optimize_pose:
             rotations = axis_angle_to_matrix(self.turns) @ rotations
             vertices, joints = pelvis_relative(self.model, self.shape, rotations)
-        translation = torch.cat([self.shift, self.distance[:, None]], dim=1)
+        # A person stays on their ray when focal length and depth change: off the center they would
+        # move out of the picture, and the descent diverge.
+        on_ray = (self.start.focal / (self.longer * self.focal)) * (self.distance / self.depth)
+        shift = self.shift + (on_ray - 1)[:, None] * self.start.translation[:, :2]
+        translation = torch.cat([shift, self.distance[:, None]], dim=1)
         nothing = torch.zeros_like(self.distance)
         return Solution(self.longer * self.focal, translation, vertices, joints, rotations, nothing)
 

@@ -17,7 +17,6 @@ from overt.data.people.detections import (
     checked_box,
     good_keypoints,
     mask_box,
-    with_confidence,
 )
 from overt.errors import DataError
 from overt.geometry.body import BodyModel
@@ -26,7 +25,7 @@ from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
 from overt.recipes.blade.camera import Observation, SolveOptions, look, solve_camera
 from overt.recipes.blade.config import PoseNetSettings
 from overt.recipes.blade.data import whole_crop
-from overt.recipes.blade.posenet import PoseNet, PoseOutput
+from overt.recipes.blade.posenet import LIMBS, PoseNet, PoseOutput
 from overt.recipes.blade.search import Sightings, find_person
 from overt.tasks import PersonEstimate
 from overt.viz.mesh import draw_mesh
@@ -212,7 +211,7 @@ def _look_twice(
     if output.keypoints is None:
         return full_crop, full_crop
     limb_pixels, _ = _limb_pixels(output, full_crop, None, device)
-    limbs = with_confidence(limb_pixels[0].cpu().numpy())
+    limbs = _with_confidence(limb_pixels[0].cpu().numpy())
     least = full_crop.side / SMALLEST
     centre, side = keypoint_square(limbs, least)
     reach = ROOM * 2 * float(np.abs(limbs[:, :2] - full_crop.centre).max())
@@ -370,3 +369,7 @@ def _limb_pixels(
     # Keypoints beyond the crop are arbitrary; the likeliest ones count in any case.
     fewest = output.visible.topk(FEWEST_FOUND).values[:, -1:]
     return limb_pixels, (output.visible > 0) | (output.visible >= fewest)
+
+
+def _with_confidence(keypoints: Array) -> Array:  # (12, 2) to (12, 3)
+    return np.concatenate([keypoints, np.ones((LIMBS, 1), np.float32)], axis=1)
