@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from overt.data.images.decode import SUFFIXES
 from overt.data.people.conventions import CONVENTIONS, limb_columns
 from overt.data.people.detections import (
     FEWEST_KEYPOINTS,
@@ -26,6 +27,7 @@ from overt.data.people.detections import (
 )
 from overt.errors import DataError
 
+PICTURES = (*SUFFIXES, ".bmp", ".tif", ".tiff")  # a detector may have read another format
 PERSON = "1"  # category_id in COCO
 FARTHEST_PX = 1e6  # of a coordinate from the corner of the picture
 MOST_CHARACTERS = 7  # of one count in a compressed mask: 35 bits
@@ -196,7 +198,9 @@ def _id(value: Any) -> str:
 
 
 def _key(name: str) -> str:
-    stem = Path(name).stem
+    """Return what names of one picture have in common; an image_id may have dots, and no suffix."""
+    path = Path(name)
+    stem = path.stem if path.suffix.lower() in PICTURES else path.name
     return (stem.lstrip("0") or "0") if stem.isdecimal() else stem
 
 

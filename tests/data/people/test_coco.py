@@ -185,10 +185,12 @@ def test_people_are_found_by_the_name_of_their_picture(tmp_path: Path) -> None:
         {"file_name": "train/pair.jpg", "bbox": [3, 3, 9, 9]},
         {"file_name": "test/pair.jpg", "bbox": [4, 4, 9, 9]},
         {"image_id": "street", "bbox": [5, 5, 9, 9]},
+        {"image_id": "take.02", "bbox": [6, 6, 9, 9]},
+        {"file_name": "take.01.TIF", "bbox": [7, 7, 9, 9]},
     ]
     names = ("a/000000000139.jpg", "street.png", "a/test/pair.jpg", "nobody.jpg")
-    found = people(tmp_path, results, *names)
-    assert [[row.index for row in rows] for rows in found] == [[0], [1, 4], [3], []]
+    found = people(tmp_path, results, *names, "take.01.jpg", "take.02.JPG")
+    assert [[row.index for row in rows] for rows in found] == [[0], [1, 4], [3], [], [6], [5]]
     with pytest.raises(DataError, match=r"pair\.jpg may be train/pair\.jpg, test/pair\.jpg; re"):
         people(tmp_path, results, "pair.jpg")
     with pytest.raises(DataError, match=r"no person in nobody\.jpg; it has people in 139, street,"):
