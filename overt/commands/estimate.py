@@ -2,13 +2,18 @@
 
 For one person nothing else is needed: the model finds limbs in the whole picture, then crops; one
 trained on crops of photographs looks at windows of several sizes first.
-Detections can be given instead: a mask of the person (--mask: not black, or a cut-out with
+Detections can be given instead. A mask of the person (--mask: not black, or a cut-out with
 transparency) improves the camera, keypoints (--keypoints, JSON) replace those of the model if
-their confidence is above 0.5, boxes (--boxes, JSON: rows x, y, width, height) select several
-people, who share one focal length. Written into IMAGE_person, or for several boxes into its
-folders person_0, person_1 and so forth in their order: mesh.obj (or .ply, .glb), view.html (an
-interactive 3D view), camera.json with focal length, pose, shape and box, and overlay.png. In
-Python: `overt.commands.estimate.estimate(image, checkpoint)`, or `Estimator`.
+their confidence is above 0.5, boxes (--boxes, JSON: rows x, y, width, height) select people. For
+several people of one picture, give a mask for each (--mask twice or more), their keypoints as a
+list, or both, in the order of the boxes; they share one focal length.
+For several pictures, give all detections in one file (--detections, JSON): COCO results or
+annotations, found by file name, with bbox, keypoints and segmentation as far as they have them.
+People with a score up to 0.5 are ignored, and pictures without a person are skipped.
+Written into IMAGE_person, or for several people into its folders person_0, person_1 and so forth
+in their order: mesh.obj (or .ply, .glb), view.html (an interactive 3D view), camera.json with focal
+length, pose, shape and box, and overlay.png. In Python:
+`overt.commands.estimate.estimate(image, checkpoint)`, or `Estimator`.
 """
 
 from __future__ import annotations
@@ -25,40 +30,39 @@ from numpy.typing import NDArray
 from overt.checkpoint.trained import load_model
 from overt.commands.arguments import configure_model, model_options
 from overt.config import build_recipe
+from overt.data.people.coco import Row, read_detections
+from overt.data.people.detections import (
+    Detection,
+    Masks,
+    collect,
+    with_boxes,
+)
 from overt.errors import ConfigError, DataError
-from overt.files.bounds import read_file
 from overt.tasks import PersonEstimator, need_task
 
 if TYPE_CHECKING:
     from overt.files.key_maps import KeyRule
     from overt.tasks import PersonEstimate
 
+ONE_PICTURE = ("mask", "keypoints", "boxes")  # options with detections of one picture
 FREED = {"opt_pose": "optimize_pose", "opt_tz": "optimize_depth"}
 
 
 def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
     images, overrides = split_words(options.words)
-    given_options = [name for name in ("mask", "keypoints", "boxes") if getattr(options, name)]
-    if len(images) > 1 and given_options:
-        raise ConfigError(
-            f"--{given_options[0]} belongs to one picture, but {len(images)} are given; call "
-            "the command once for each"
-        )
-    flags = [f"--{name.replace('_', '-')}" for name in FREED if getattr(options, name)]
-    if flags and options.mask is None:
-        raise ConfigError(
-            f"{' and '.join(flags)} can only be used with a mask, against which pose and depth are "
-            "optimized; add --mask FILE"
-        )
+    rows_of = None
+    if options.detections is not None:
+        rows_of = read_detections(options.detections, images)
+    check_options(options, images, rows_of)
     folders = output_folders(images, options.output)
     # What cannot be read is said before a model is loaded.
     missing = [str(image) for image in images if image.is_dir() or not image.exists()]
     if missing:
         raise DataError(f"{', '.join(missing)}: no such file; give a JPEG, PNG or WebP")
-    boxes = None if options.boxes is None else read_boxes(options.boxes)
-    mask = None if options.mask is None else read_mask(options.mask)
-    keypoints = None if options.keypoints is None else read_rows(options.keypoints, "--keypoints")
+    people, given = [Detection()], [getattr(options, name) for name in ONE_PICTURE]
+    if any(given):
+        people = collect(read_picture(images[0]).shape[:2], *given)
     freed = [f"evaluation.camera.{FREED[name]}=true" for name in FREED if getattr(options, name)]
     estimator = Estimator(
         options.checkpoint,
@@ -68,11 +72,52 @@ def main(arguments: Sequence[str]) -> int:
         overrides=[*freed, *overrides],
         rename=options.rename,
     )
-    for image, folder in zip(images, folders, strict=True):
+    count = 0
+    for number, (image, folder) in enumerate(zip(images, folders, strict=True)):
         picture = read_picture(image)
-        people = estimator.people(picture, mask, keypoints, boxes)
-        _write_people(folder, picture, people, boxes, options.format)
+        if rows_of is not None:
+            people = people_in(picture.shape[:2], rows_of[number], image)
+        if people:
+            estimates = estimator.detected(picture, people)
+            _write_people(folder, picture, estimates, people, options.format)
+        count += len(people)
+    if count == 0:
+        raise DataError(f"--detections {options.detections}: nobody could be estimated, see above")
     return 0
+
+
+def check_options(
+    options: argparse.Namespace, images: Sequence[Path], rows_of: list[list[Row]] | None
+) -> None:
+    """Refuse options that contradict each other, or the number of pictures."""
+    given = [f"--{name}" for name in ONE_PICTURE if getattr(options, name)]
+    if given and rows_of is not None:
+        raise ConfigError(f"{given[0]} and --detections exclude each other; remove one of them")
+    if given and len(images) > 1:
+        raise ConfigError(
+            f"{given[0]} belongs to one picture, but {len(images)} are given; use --detections, "
+            "one file for all pictures, or call the command once for each"
+        )
+    has_mask = options.mask or any(row.outline for rows in rows_of or [] for row in rows)
+    flags = [f"--{name.replace('_', '-')}" for name in FREED if getattr(options, name)]
+    if flags and not has_mask:
+        raise ConfigError(
+            f"{' and '.join(flags)} can only be used with a mask, against which pose and depth are "
+            "optimized; add --mask FILE, or --detections FILE with a segmentation"
+        )
+
+
+def people_in(image_size: tuple[int, int], rows: Sequence[Row], image: Path) -> list[Detection]:
+    """Return the people of a picture; print who is skipped, and why."""
+    people = []
+    for row in rows:
+        try:
+            people.append(row.detection(image_size))
+        except DataError as error:
+            print(f"{image}: person in row {row.index} of --detections skipped: {error}")
+    if not rows:
+        print(f"{image}: skipped, no person in --detections")
+    return with_boxes(people, image_size)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -85,11 +130,24 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "words", nargs="+", metavar="IMAGE|KEY=VALUE", help="pictures; settings of the model"
     )
-    parser.add_argument("--mask", type=Path, help="PNG, JPEG or WebP of the picture's size")
     parser.add_argument(
-        "--keypoints", type=Path, help="JSON: 12 rows x, y, confidence; shoulders to ankles"
+        "--mask",
+        type=Path,
+        action="append",
+        help="PNG, JPEG or WebP of the picture's size; once for each person",
+    )
+    parser.add_argument(
+        "--keypoints",
+        type=Path,
+        help="JSON: 12 rows x, y, confidence; shoulders to ankles; of several people, a list",
     )
     parser.add_argument("--boxes", type=Path, help="JSON: rows x, y, width, height of people")
+    parser.add_argument(
+        "--detections",
+        type=Path,
+        metavar="FILE",
+        help="JSON of all pictures: COCO results or annotations, or {IMAGE: boxes}",
+    )
     parser.add_argument(
         "--opt-pose", action="store_true", help="with a mask: also optimize the pose"
     )
@@ -166,37 +224,45 @@ class Estimator:
         `focal` is the focal length in pixels, where it is known.
         """
         picture = read_picture(image)
-        shown = None if mask is None else read_mask(mask)
-        points = None if keypoints is None else read_rows(keypoints, "--keypoints")
-        known = {} if focal is None else {"focal": focal}
-        person: PersonEstimate = self.recipe.estimate(
-            self.model, picture, shown, points, box, **known
-        )
-        refuse_nonfinite(person)
-        return person
+        return self._estimate(picture, one_person(picture, mask, keypoints, box), focal)
 
     def people(
         self,
         image: Path | str | NDArray[np.uint8],
-        mask: Path | str | NDArray[Any] | None = None,
+        masks: Masks | None = None,
         keypoints: Path | str | NDArray[Any] | None = None,
         boxes: Path | str | NDArray[Any] | None = None,
     ) -> list[PersonEstimate]:
-        """Return one person for each box, in their order; without boxes, one person.
+        """Return people in the order of what is given of them; without any of it, one person.
+
+        Of P people, masks are (P, H, W) or files, keypoints (P, 12, 3), boxes (P, 4).
+        """
+        picture = read_picture(image)
+        return self.detected(picture, collect(picture.shape[:2], masks, keypoints, boxes))
+
+    def detected(
+        self, picture: NDArray[np.uint8], people: Sequence[Detection]
+    ) -> list[PersonEstimate]:
+        """Return an estimate of each detected person.
 
         A picture has one camera: people get the median of the focal lengths that fit each of them,
         and the distances that follow from it.
         """
-        if boxes is None:
-            return [self.person(image, mask, keypoints)]
-        if mask is not None or keypoints is not None:
-            raise ConfigError("--boxes is for several people; a mask or keypoints are of one")
-        picture, rows = read_picture(image), read_boxes(boxes)
-        people = [self.person(picture, box=box) for box in rows]
-        if len(people) == 1:
-            return people
-        focal = float(np.median([person.focal for person in people]))
-        return [self.person(picture, box=box, focal=focal) for box in rows]
+        alone = [self._estimate(picture, person) for person in people]
+        if len(alone) == 1:
+            return alone
+        focal = float(np.median([person.focal for person in alone]))
+        return [self._estimate(picture, person, focal) for person in people]
+
+    def _estimate(
+        self, picture: NDArray[np.uint8], given: Detection, focal: float | None = None
+    ) -> PersonEstimate:
+        known = {} if focal is None else {"focal": focal}
+        person: PersonEstimate = self.recipe.estimate(
+            self.model, picture, given.mask, given.keypoints, given.box, **known
+        )
+        refuse_nonfinite(person)
+        return person
 
 
 def estimate(
@@ -212,9 +278,8 @@ def estimate(
     rename: Sequence[KeyRule] = (),
 ) -> PersonEstimate:
     """Return the person in a picture, given as a file or as pixels (H, W, 3)."""
-    picture = read_picture(image)  # what cannot be read is said before a model is loaded
-    shown = None if mask is None else read_mask(mask)
-    points = None if keypoints is None else read_rows(keypoints, "--keypoints")
+    picture = read_picture(image)  # what cannot be used is said before a model is loaded
+    given = one_person(picture, mask, keypoints)
     estimator = Estimator(
         checkpoint,
         recipe=recipe,
@@ -223,7 +288,7 @@ def estimate(
         overrides=overrides,
         rename=rename,
     )
-    return estimator.person(picture, shown, points)
+    return estimator.detected(picture, [given])[0]
 
 
 def read_picture(image: Path | str | NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -239,23 +304,17 @@ def read_picture(image: Path | str | NDArray[np.uint8]) -> NDArray[np.uint8]:
     return decode_image(read_file(Path(image)), str(image))
 
 
-def read_mask(mask: Path | str | NDArray[Any]) -> NDArray[np.bool_]:
-    """Return a mask (H, W) of the person."""
-    if isinstance(mask, np.ndarray):
-        return np.asarray(mask > 0)
-    from overt.data.images.masks import read_mask_file
-
-    return read_mask_file(Path(mask))
-
-
-def read_boxes(boxes: Path | str | NDArray[Any]) -> NDArray[np.float32]:
-    """Return boxes (N, 4) x, y, width, height, from a JSON file or as given."""
-    rows = np.atleast_2d(read_rows(boxes, "--boxes"))
-    if rows.size == 0:
-        raise DataError("--boxes: no box; without --boxes, the model looks for one person")
-    if rows.ndim != 2 or rows.shape[1] < 4:
-        raise DataError(f"--boxes: expected rows of x, y, width and height, got {rows.shape}")
-    return rows[:, :4]
+def one_person(
+    picture: NDArray[np.uint8],
+    mask: Path | str | NDArray[Any] | None,
+    keypoints: Path | str | NDArray[Any] | None,
+    box: NDArray[Any] | None = None,
+) -> Detection:
+    """Return what is given of one person."""
+    people = collect(picture.shape[:2], mask, keypoints, box)
+    if len(people) > 1:
+        raise DataError(f"expected one person, got {len(people)}; use Estimator.people for several")
+    return people[0]
 
 
 def refuse_nonfinite(person: PersonEstimate) -> None:
@@ -268,30 +327,20 @@ def refuse_nonfinite(person: PersonEstimate) -> None:
         )
 
 
-def read_rows(rows: Path | str | NDArray[Any], option: str) -> NDArray[np.float32]:
-    """Return rows of numbers, from a JSON file or as given."""
-    if isinstance(rows, np.ndarray):
-        return rows.astype(np.float32)
-    try:
-        return np.array(json.loads(read_file(Path(rows))), dtype=np.float32)
-    except OSError as error:
-        raise DataError(f"{option} {rows}: cannot be read ({error.strerror})") from None
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise DataError(f"{option} {rows}: not a JSON list of rows ({error})") from None
-
-
 def _write_people(
     folder: Path,
     picture: NDArray[np.uint8],
     people: list[PersonEstimate],
-    boxes: NDArray[np.float32] | None,
+    detections: Sequence[Detection],
     kind: str,
 ) -> None:
     """Write and print results: one person into the folder, several into folders below it."""
     several = len(people) > 1
-    for index, person in enumerate(people):
+    for index, (person, given) in enumerate(zip(people, detections, strict=True)):
         person_folder = folder / f"person_{index}" if several else folder
-        origin = {} if boxes is None else {"box": boxes[index].tolist(), "box_index": index}
+        origin = {}
+        if given.box is not None:
+            origin = {"box": given.box.tolist(), "box_index": given.row}
         write(person_folder, person, kind, origin)
         x, y, z = person.pelvis
         print(f"pelvis at {x:.3f}, {y:.3f}, {z:.3f} m, focal length {person.focal:.1f} pixels")

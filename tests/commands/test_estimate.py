@@ -16,7 +16,6 @@ from overt.commands.estimate import (
     main,
     overlay_of,
     read_picture,
-    read_rows,
     refuse_nonfinite,
 )
 from overt.data.people.crops import BOX_GROWTH
@@ -25,13 +24,9 @@ from overt.errors import CheckpointError, ConfigError, DataError
 from overt.geometry.silhouette import rasterize
 from overt.recipes.blade.data import whole_crop
 from overt.recipes.blade.estimate import (
-    LEAST_PX,
     ROOM,
     Shrunk,
     _look_twice,
-    check_picture,
-    checked_box,
-    good_keypoints,
 )
 from overt.recipes.blade.posenet import PoseOutput
 from overt.tasks import PersonEstimate
@@ -98,17 +93,9 @@ def test_wrong_inputs_are_explained(root: Path, tmp_path: Path) -> None:
         estimate(tmp_path / "none.jpg", checkpoint(root))
     with pytest.raises(DataError, match=r"\(H, W, 3\) uint8"):
         read_picture(np.zeros((4, 4)))
-    (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(DataError, match="not a JSON list"):
-        read_rows(tmp_path / "bad.json", "--keypoints")
-    with pytest.raises(DataError, match=r"expected rows of x, y, width and height, got \(1, 2\)"):
-        Estimator(checkpoint(root)).people(picture(root), boxes=np.ones(2))
-    with pytest.raises(DataError, match="--boxes: no box; without --boxes"):
-        Estimator(checkpoint(root)).people(picture(root), boxes=np.zeros((0, 4)))
-    for option in ("--keypoints", "--boxes"):
-        with pytest.raises(DataError, match=rf"{option} .*none\.json: cannot be read \(No such"):
-            read_rows(tmp_path / "none.json", option)
-    with pytest.raises(ConfigError, match="--mask belongs to one picture, but 2 are given"):
+    with pytest.raises(DataError, match="expected one person, got 2; use"):
+        estimate(picture(root), checkpoint(root), mask=np.ones((2, 32, 32)))
+    with pytest.raises(ConfigError, match="--mask belongs to one picture, but 2 are given; use"):
         main(["a.jpg", "b.jpg", "--checkpoint", "c", "--mask", "m.png"])
     with pytest.raises(ConfigError, match=r"a/x\.jpg and b/x\.png would both be .* x_person"):
         main(["a/x.jpg", "b/x.png", "--checkpoint", "c"])
@@ -127,58 +114,6 @@ def test_files_are_read_before_a_model_is_loaded(root: Path, tmp_path: Path) -> 
         main([pictures, "--mask", f"{gone}.png", "--checkpoint", "c"])
     with pytest.raises(DataError, match=r"gone\.json: cannot be read"):
         main([pictures, "--keypoints", f"{gone}.json", "--checkpoint", "c"])
-
-
-def test_keypoints_count_by_confidence_and_position() -> None:
-    rows = np.random.default_rng(0).uniform(10, 90, (12, 3)).astype(np.float32)
-    rows[:, 2] = 1.0
-    rows[0, 2], rows[1, 2], rows[2, 0], rows[3, 1] = 0.5, 0.51, -1, 100
-    assert good_keypoints(rows, (100, 100))[:, 2].tolist() == [0, 1, 0, 0, *[1] * 8]
-    assert rows[0, 2] == 0.5  # the caller's array stays
-    assert good_keypoints(rows[:, :2], (100, 100))[:, 2].sum() == 10
-    near = rows.copy()
-    near[:, :2] = 50 + np.arange(12)[:, None] / 10
-    alone = rows.copy()
-    alone[1:, 2] = 0
-    alone[0, 2] = 1
-    broken = rows.copy()
-    broken[:2, 0] = np.nan
-    for wrong, message in (
-        (near, "within 1 pixels of each other; a camera needs two that are at least 4"),
-        (alone, "1 of 12 keypoints have a confidence above 0.5 .* needs at least 2"),
-        (broken, "keypoints with 2 non-finite values"),
-    ):
-        with pytest.raises(DataError, match=message):
-            good_keypoints(wrong, (100, 100))
-
-
-@pytest.mark.parametrize(
-    ("box", "message"),
-    [
-        ([100, 100, 1, 1], "has 1 x 1 pixels inside the picture of 300 x 400; .* at least 4 x 4"),
-        ([10, 10, 1e-3, 1e-3], "has 0.001"),
-        ([5000, 5000, 100, 100], "has 0 x 0 pixels inside"),
-        ([297, 10, 100, 100], "has 3 x 100 pixels inside"),
-        ([10, 10, -5, 10], "has 0 x 10 pixels inside"),
-        ([0, 0, 1e30, 1e30], "more than 10 times as large"),
-        ([np.nan, 0, 10, 10], "expected finite x, y, width and height"),
-        ([1, 2, 3], "expected finite x, y, width and height"),
-    ],
-)
-def test_boxes_show_a_person(box: list[float], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        checked_box(np.array(box, np.float32), (400, 300))
-
-
-def test_pictures_and_masks_of_a_few_pixels_are_refused() -> None:
-    with pytest.raises(DataError, match=r"2 x 3 pixels is too small .* at least 4 x 4"):
-        check_picture((3, 2), None)
-    dot = np.zeros((LEAST_PX, 600), bool)
-    dot[0, 5] = True
-    with pytest.raises(DataError, match="a person of 1 pixels"):
-        check_picture(dot.shape, dot)
-    dot[0, 5:9] = True
-    check_picture(dot.shape, dot)
 
 
 @pytest.mark.parametrize("image_size", [(400, 267), (61, 400), (400, 5), (100, 80)])
@@ -255,6 +190,80 @@ def test_several_people_and_pictures(
     other = picture(root).with_name("000001.jpg")
     assert main([str(picture(root)), str(other), *words, "--output", "all"]) == 0
     assert (tmp_path / "all" / "000001_person" / "mesh.obj").is_file()
+
+
+def test_several_people_have_masks_and_keypoints(root: Path, tmp_path: Path) -> None:
+    """A mask moves the mesh over its person, also where people share a focal length."""
+    (tmp_path / "boxes.json").write_text("[[2, 2, 14, 28], [16, 4, 14, 26]]")
+    points = np.ones((2, 12, 3))
+    points[:, :, :2] = [[[8 + 14 * person, 6 + 2 * row] for row in range(12)] for person in (0, 1)]
+    points[:, ::2, 0] -= 3
+    (tmp_path / "limbs.json").write_text(json.dumps(points.tolist()))
+    words = [str(picture(root)), "--checkpoint", str(checkpoint(root)), "--output", str(tmp_path)]
+    for person, columns in enumerate((slice(4, 12), slice(18, 26))):
+        mask = np.zeros((32, 32), np.uint8)
+        mask[4:30, columns] = 255
+        Image.fromarray(mask).save(tmp_path / f"{person}.png")
+        words += ["--mask", str(tmp_path / f"{person}.png")]
+    detections = [
+        *("--boxes", str(tmp_path / "boxes.json")), *("--keypoints", str(tmp_path / "limbs.json")),
+    ]  # fmt: skip
+    cameras = []
+    for more in ([], ["--opt-pose", "--opt-tz"]):
+        assert main([*words, *detections, *more, "evaluation.camera.iterations=2"]) == 0
+        cameras.append(
+            [json.loads((tmp_path / f"person_{one}" / "camera.json").read_text()) for one in (0, 1)]
+        )
+    for plain, freed, given in zip(*cameras, points, strict=True):
+        np.testing.assert_array_equal(plain["keypoints2d"], given[:, :2])
+        assert plain["smplx"]["body_pose"] != freed["smplx"]["body_pose"]
+    assert cameras[0][0]["focal_length"] == cameras[0][1]["focal_length"]
+    assert cameras[0][0]["pelvis"][0] < 0 < cameras[0][1]["pelvis"][0]
+    # Without boxes and keypoints, two masks are two people.
+    assert main([*words, "evaluation.camera.iterations=1"]) == 0
+    camera = json.loads((tmp_path / "person_1" / "camera.json").read_text())
+    assert (camera["box"], camera["box_index"]) == ([18, 4, 8, 26], 1)
+
+
+def test_detections_of_several_pictures(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One file for all; pictures without a person are skipped, and people that do not fit."""
+    polygon = [4, 4, 12, 4, 12, 28, 4, 28]
+    results = [
+        {"image_id": 0, "category_id": 1, "bbox": [2, 2, 14, 28], "score": 0.9},
+        {"image_id": 1, "category_id": 1, "bbox": [2, 2, 14, 28], "score": 0.9},
+        {"image_id": 1, "category_id": 1, "bbox": [200, 4, 14, 26], "score": 0.8},
+        {"image_id": 1, "category_id": 1, "segmentation": [polygon], "score": 0.7},
+        {"image_id": 9, "category_id": 1, "bbox": [2, 2, 14, 28], "score": 0.9},
+    ]
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(results))
+    pictures = [str(picture(root).with_name(f"00000{number}.jpg")) for number in (0, 1, 2)]
+    words = ["--checkpoint", str(checkpoint(root)), "--detections", str(file)]
+    words += ["--output", str(tmp_path), "evaluation.camera.iterations=1", "--opt-tz"]
+    assert main([*pictures, *words]) == 0
+    lines = capsys.readouterr().out
+    assert "000002.jpg: skipped, no person in --detections" in lines
+    assert "000001.jpg: person in row 2 of --detections skipped: the box [200, " in lines
+    assert sorted(path.name for path in tmp_path.glob("*_person")) == [
+        "000000_person", "000001_person",
+    ]  # fmt: skip
+    assert (tmp_path / "000000_person" / "mesh.obj").is_file()
+    cameras = [
+        json.loads((tmp_path / "000001_person" / f"person_{number}" / "camera.json").read_text())
+        for number in (0, 1)
+    ]
+    assert [camera["box_index"] for camera in cameras] == [1, 3]
+    assert cameras[1]["box"] == [4, 4, 8, 24]
+
+    file.write_text(json.dumps([results[2]]))
+    with pytest.raises(ConfigError, match="--opt-tz can only be used with a mask"):
+        main([pictures[1], *words])
+    with pytest.raises(DataError, match="nobody could be estimated"):
+        main([pictures[1], *words[:-1]])
+    with pytest.raises(ConfigError, match="--boxes and --detections exclude each other"):
+        main([pictures[1], *words, "--boxes", "boxes.json"])
 
 
 def test_people_of_one_picture_share_its_camera(root: Path) -> None:

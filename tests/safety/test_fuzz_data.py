@@ -1,16 +1,18 @@
-"""Fuzz: lists of skulls, annotations of people, tracks: each parses or is refused as DataError."""
+"""Fuzz: lists of skulls, annotations and detections of people, tracks: parsed, or a DataError."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fuzzing import examples, parses_or_refuses, spoilt
+from fuzzing import JSON, examples, parses_or_refuses, spoilt
 from hypothesis import given
 from hypothesis import strategies as st
 
 from overt.data.images.arrays import ImageArrays
+from overt.data.people.coco import read_detections
 from overt.data.people.human_data import HumanData, write_human_data
 from overt.data.skulls.lists import DATASETS, SkullList, load_cloud, read_list
 from overt.data.tracking import kubric, packed
@@ -78,6 +80,25 @@ def test_annotations_of_people_with_other_arrays(tmp_path: Path, data: st.DataOb
 
 @examples(40)
 @given(st.data())
+def test_detections_of_people(tmp_path: Path, data: st.DataObject) -> None:
+    row: dict[str, Any] = {"image_id": "a", "bbox": [1, 2, 9, 9], "keypoints": [1] * 51}
+    row |= {"segmentation": {"size": [4, 5], "counts": [3, 17]}, "score": 1, "category_id": 1}
+    keys = st.sampled_from((*row, "file_name", "iscrowd"))
+    row |= data.draw(st.dictionaries(keys, JSON, max_size=2))
+    shapes = ([row], {"annotations": [row], "images": [row]}, {"a.jpg": [row["bbox"]]})
+    good = json.dumps(data.draw(st.sampled_from(shapes) | JSON)).encode()
+    file = tmp_path / "detections.json"
+    file.write_bytes(data.draw(st.just(good) | spoilt(good)))
+
+    def read() -> None:
+        for person in read_detections(file, [Path("a.jpg")])[0]:
+            person.detection((4, 5))
+
+    parses_or_refuses(read)
+
+
+@examples(40)
+@given(st.data())
 def test_packed_tracks(tmp_path: Path, data: st.DataObject) -> None:
     frame = np.zeros((2, 3, 3), np.uint8)
     content = {"coords": np.zeros((1, 2, 2), np.float32), "occluded": np.zeros((1, 2), bool)}
@@ -127,7 +148,7 @@ def test_clouds(tmp_path: Path, data: st.DataObject) -> None:
     parses_or_refuses(lambda: load_cloud(file))
 
 
-@examples(80)
+@examples(40)
 @given(st.binary(max_size=60))
 def test_pickles(data: bytes) -> None:
     parses_or_refuses(lambda: load_pickle(io.BytesIO(data)))

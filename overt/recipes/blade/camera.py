@@ -7,7 +7,7 @@ keypoints.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -54,6 +54,7 @@ class SolveOptions:
     keypoint_weight: float = 12.0
     optimize_depth: bool = False
     optimize_pose: bool = False
+    optimize_focal: bool = True
 
 
 class Solution(NamedTuple):
@@ -111,8 +112,12 @@ def solve_camera(
     depth: Tensor,  # (B,) meters
     observed: Observation,
     options: SolveOptions,
+    known_focal: Tensor | None = None,  # (B,) pixels
 ) -> Solution:
-    """Solve the camera of each person and of what `options` free; keep the best iterate."""
+    """Solve the camera of each person and of what `options` free; keep the best iterate.
+
+    With a known focal length, the depth is solved instead.
+    """
     # Copies: tensors created in inference mode cannot take part in a gradient.
     shape, rotations, depth = (part.detach().clone() for part in (shape, rotations, depth))
     observed = observed._replace(
@@ -120,14 +125,19 @@ def solve_camera(
         keypoints=observed.keypoints.clone(),
         good=observed.good.clone(),
     )
-    vertices, joints = pelvis_relative(model, shape, rotations)
-    focal, translation = start_camera(joints, depth, observed)
-    nothing = torch.full_like(focal, torch.nan)
-    start = Solution(focal, translation, vertices, joints, rotations, nothing)
+    if known_focal is None:
+        vertices, joints = pelvis_relative(model, shape, rotations)
+        focal, translation = start_camera(joints, depth, observed)
+        nothing = torch.full_like(focal, torch.nan)
+        start = Solution(focal, translation, vertices, joints, rotations, nothing)
+    else:
+        start = solve_depth(model, shape, rotations, depth, observed, known_focal.clone())
+        depth = start.translation[:, 2].clone()
+        options = replace(options, optimize_focal=False, optimize_depth=True)
     if options.iterations == 0 or observed.mask is None:
         return start
     capacity: int | None = None
-    if focal.device.type == "cuda":
+    if depth.device.type == "cuda":
         with torch.no_grad():
             capacity = int(ROOM * int(_silhouette(model, start, observed, None)[1]))
     while True:
@@ -183,7 +193,9 @@ class Descent:
         self.focal = start.focal / self.longer
         self.distance = depth.clone()
         self.turns = torch.zeros(len(depth), 22, 3, device=depth.device)
-        self.free = {"place": self.shift, "focal": self.focal}
+        self.free = {"place": self.shift}
+        if options.optimize_focal:
+            self.free["focal"] = self.focal
         if options.optimize_depth:
             self.free["depth"] = self.distance
         if options.optimize_pose:
@@ -243,7 +255,11 @@ class Descent:
         if self.options.optimize_pose:
             rotations = axis_angle_to_matrix(self.turns) @ rotations
             vertices, joints = pelvis_relative(self.model, self.shape, rotations)
-        translation = torch.cat([self.shift, self.distance[:, None]], dim=1)
+        # A person stays on their ray when focal length and depth change: off the center they would
+        # move out of the picture, and the descent diverge.
+        on_ray = (self.start.focal / (self.longer * self.focal)) * (self.distance / self.depth)
+        shift = self.shift + (on_ray - 1)[:, None] * self.start.translation[:, :2]
+        translation = torch.cat([shift, self.distance[:, None]], dim=1)
         nothing = torch.zeros_like(self.distance)
         return Solution(self.longer * self.focal, translation, vertices, joints, rotations, nothing)
 

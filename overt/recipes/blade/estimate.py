@@ -12,11 +12,17 @@ from torch import Tensor
 
 from overt.data.images.decode import as_tensor
 from overt.data.people.crops import Crop, box_square, cut, keypoint_square
+from overt.data.people.detections import (
+    check_picture,
+    checked_box,
+    good_keypoints,
+    mask_box,
+)
 from overt.errors import DataError
 from overt.geometry.body import BodyModel
 from overt.geometry.crop import Picture, crop_squares, mask_squares
 from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
-from overt.recipes.blade.camera import Observation, SolveOptions, look, solve_camera, solve_depth
+from overt.recipes.blade.camera import Observation, SolveOptions, look, solve_camera
 from overt.recipes.blade.config import PoseNetSettings
 from overt.recipes.blade.data import whole_crop
 from overt.recipes.blade.posenet import LIMBS, PoseNet, PoseOutput
@@ -32,11 +38,7 @@ TOGETHER = 16  # windows in one forward pass
 TORSO = (16, 17, 1, 2)  # body joints: shoulders, hips
 SMALLEST = 8  # the second look is at least 1 / SMALLEST of the picture
 SMALLEST_FOUND = 32  # likewise for the box of a mesh in a window
-GOOD_SCORE = 0.5  # detected keypoints with a higher confidence count
-FEWEST_KEYPOINTS = 2  # that determine focal length and position at a given depth
 FEWEST_FOUND = 4  # keypoints of the model that count, however unlikely
-LEAST_PX = 4  # extent of a person, below which a camera would be arbitrary
-LARGEST_BOX = 10  # times the longer side of the picture
 
 
 @torch.no_grad()
@@ -55,7 +57,7 @@ def estimate_person(
     Without a box, the model runs twice: on the whole picture to locate the limbs, then on a crop
     around them. A model that was trained on crops of photographs gets such a crop: around the mask,
     the keypoints, or the person that it finds in windows of the picture (`find_person`). With a
-    known focal length, the keypoints determine the depth, and a mask does not count.
+    known focal length, keypoints and mask determine the depth.
     """
     height, width = picture.shape[:2]
     if model.depthnet is None:
@@ -109,11 +111,8 @@ def estimate_person(
         turn = _ray_turn(crop, (height, width), crop_focal if focal is None else focal)
         first = torch.tensor(turn, dtype=rotations.dtype, device=device) @ rotations[:, :1]
         rotations = torch.cat([first, rotations[:, 1:]], dim=1)
-    if focal is None:
-        solved = solve_camera(body, shape, rotations, depth, observed, options)
-    else:
-        known = torch.full_like(depth, focal * shrunk.scale)
-        solved = solve_depth(body, shape, rotations, depth, observed, known)
+    known = None if focal is None else torch.full_like(depth, focal * shrunk.scale)
+    solved = solve_camera(body, shape, rotations, depth, observed, options, known)
     pelvis = solved.translation[0]
     focals = solved.focal / shrunk.scale
     pixels, _ = look(solved.vertices, solved.translation, focals, (height, width))
@@ -136,94 +135,6 @@ def estimate_person(
         keypoints=limb_pixels[0].cpu().numpy(),
         overlay=over.permute(1, 2, 0).cpu().numpy(),
     )
-
-
-def check_picture(image_size: tuple[int, int], mask: NDArray[Any] | None) -> None:
-    """Refuse a picture, or a person in its mask, too small for a camera; and a wrong mask."""
-    height, width = image_size
-    if min(height, width) < LEAST_PX:
-        raise DataError(
-            f"a picture of {width} x {height} pixels is too small to show a person; use one of at "
-            f"least {LEAST_PX} x {LEAST_PX} pixels"
-        )
-    if mask is None:
-        return
-    if mask.shape != image_size or not np.any(mask):
-        raise DataError(
-            f"the mask is {mask.shape} with {np.count_nonzero(mask)} pixels set; it must be "
-            f"{image_size} like the picture, and show the person"
-        )
-    rows, columns = np.nonzero(mask)
-    extent = int(max(np.ptp(rows), np.ptp(columns))) + 1
-    if extent < LEAST_PX:
-        raise DataError(
-            f"the mask shows a person of {extent} pixels; give one that covers at least "
-            f"{LEAST_PX} pixels in height or width"
-        )
-
-
-def good_keypoints(keypoints: Array, image_size: tuple[int, int]) -> Array:  # (12, 3)
-    """Return a detector's keypoints with 1 in the last column where they count, else 0.
-
-    A keypoint counts if its confidence is above `GOOD_SCORE` and it lies inside the picture.
-    """
-    rows = np.array(keypoints, np.float32)
-    if rows.shape == (LIMBS, 2):
-        rows = _with_confidence(rows)
-    if rows.shape != (LIMBS, 3):
-        raise DataError(
-            f"keypoints of shape {rows.shape}; expected 12 rows of x, y and confidence: left "
-            "and right shoulder, elbow, wrist, hip, knee, ankle"
-        )
-    if not np.isfinite(rows).all():
-        raise DataError(
-            f"keypoints with {np.count_nonzero(~np.isfinite(rows))} non-finite values (NaN or "
-            "Inf); give a keypoint that was not detected any position and confidence 0"
-        )
-    height, width = image_size
-    pixels_xy, score = rows[:, :2], rows[:, 2]
-    is_inside = ((pixels_xy >= 0) & (pixels_xy < (width, height))).all(1)
-    is_good = (score > GOOD_SCORE) & is_inside
-    if is_good.sum() < FEWEST_KEYPOINTS:
-        raise DataError(
-            f"{is_good.sum()} of {LIMBS} keypoints have a confidence above {GOOD_SCORE} and lie "
-            f"inside the picture of {width} x {height} pixels; a camera needs at least "
-            f"{FEWEST_KEYPOINTS}: without --keypoints, the model predicts them"
-        )
-    extent = float(np.ptp(pixels_xy[is_good], axis=0).max())
-    if extent < LEAST_PX:
-        raise DataError(
-            f"the {is_good.sum()} keypoints that count are within {extent:.3g} pixels of each "
-            f"other; a camera needs two that are at least {LEAST_PX} pixels apart"
-        )
-    rows[:, 2] = is_good
-    return rows
-
-
-def checked_box(box: Array, image_size: tuple[int, int]) -> Array:  # (4,)
-    """Return a box x, y, width, height; refuse one in which the picture shows no person."""
-    numbers = np.asarray(box, np.float32).ravel()
-    if numbers.shape != (4,) or not np.isfinite(numbers).all():
-        raise DataError(
-            f"a box of {numbers.tolist()}; expected finite x, y, width and height of a person in "
-            "pixels"
-        )
-    height, width = image_size
-    name = f"the box [{', '.join(f'{number:g}' for number in numbers)}]"
-    low = np.maximum(numbers[:2], 0)
-    high = np.minimum(numbers[:2] + numbers[2:], (width, height))
-    inside = np.maximum(high - low, 0)
-    if inside.min() < LEAST_PX:
-        raise DataError(
-            f"{name} has {inside[0]:g} x {inside[1]:g} pixels inside the picture of {width} x "
-            f"{height}; a person needs at least {LEAST_PX} x {LEAST_PX} (x, y, width, height)"
-        )
-    if numbers[2:].max() > LARGEST_BOX * max(height, width):
-        raise DataError(
-            f"{name} is more than {LARGEST_BOX} times as large as the picture of {width} x "
-            f"{height} pixels; give the box of a person in it (x, y, width, height)"
-        )
-    return numbers
 
 
 class Shrunk(NamedTuple):
@@ -318,9 +229,7 @@ def _person_box(
 ) -> Array:  # (4,)
     """Return the box of a person: of the mask, of the keypoints, or as the model finds it."""
     if mask is not None:
-        rows, columns = np.nonzero(mask)
-        low = (columns.min(), rows.min())
-        return np.array([*low, np.ptp(columns) + 1, np.ptp(rows) + 1], np.float32)
+        return mask_box(mask)
     if keypoints is not None:
         (x, y), side = keypoint_square(keypoints)
         return np.array([x - side / 2, y - side / 2, side, side], np.float32)
