@@ -80,7 +80,7 @@ def build_depthnet(settings: DepthSettings, size: int) -> DepthNet:
     return model
 
 
-def build_branch(settings: BranchSettings) -> PoseBranch:
+def build_branch(settings: BranchSettings, silhouette: bool = False) -> PoseBranch:
     """Return a branch of PoseNet; load its ResNet if a file is named."""
     resnet = ResNet(settings.width, settings.blocks, settings.stem, settings.norm)
     if settings.backbone_checkpoint is not None:
@@ -88,14 +88,15 @@ def build_branch(settings: BranchSettings) -> PoseBranch:
         tensors = read_weights(source, "model.branch.backbone_checkpoint")
         current = resnet.state_dict()
         resnet.load_state_dict({name: tensors[name] for name in current if name in tensors})
-    return PoseBranch(resnet, settings.features, settings.num_heads, settings.layers)
+    sizes = (settings.features, settings.num_heads, settings.layers)
+    return PoseBranch(resnet, *sizes, silhouette)
 
 
 def build_posenet(settings: PoseModelSettings, depth_size: int) -> PoseNet:
     """Return PoseNet on top of the stage-1 checkpoint, and of a base estimator if one is named."""
     depthnet = build_depthnet(settings.depth, depth_size) if settings.tz_conditioning else None
     model = PoseNet(
-        build_branch(settings.branch),
+        build_branch(settings.branch, settings.silhouette_head),
         PoseHeads(settings.branch.features, settings.keypoint_head, settings.keypoint_visibility),
         depthnet=depthnet,
         with_base=settings.base_checkpoint is not None,

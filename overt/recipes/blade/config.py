@@ -229,6 +229,9 @@ class PoseModelSettings:
     keypoint_head: bool = MISSING
     # and predict which of them are inside the crop: only these count for the camera
     keypoint_visibility: bool = False
+    # also predict the silhouette of the body in the crop, from which `overt estimate` refines the
+    # camera where no mask is given
+    silhouette_head: bool = False
 
     def __post_init__(self) -> None:
         one_of("model.control_output", self.control_output, ("zero", "sum"))
@@ -241,6 +244,11 @@ class PoseModelSettings:
             raise ConfigError(
                 "model.keypoint_visibility=true needs model.keypoint_head=true and "
                 "model.base_checkpoint=null: it is trained together with the keypoints"
+            )
+        if self.silhouette_head and self.base_checkpoint:
+            raise ConfigError(
+                "model.silhouette_head=true needs model.base_checkpoint=null: the camera would be "
+                "refined by the silhouette of a branch that predicts no keypoints"
             )
 
     def saved_files(self) -> list[str]:
@@ -447,8 +455,12 @@ class CameraSettings:
     optimize_pose: bool = MISSING
     # standard deviation, in pixels, of noise on the ground-truth keypoints that replace a detector
     keypoint_noise: float = MISSING
+    # what cameras are scored with: truth (masks of files or of the true mesh, keypoints of the true
+    # joints) or model (PoseNet's own keypoints and silhouette, as in `overt estimate`)
+    source: str = "truth"
 
     def __post_init__(self) -> None:
+        one_of("evaluation.camera.source", self.source, ("truth", "model"))
         not_negative = ("iterations", "keypoint_weight", "keypoint_noise")
         each_within("evaluation.camera", self, not_negative, 0)
         within("evaluation.camera.size", self.size, 1)
@@ -493,6 +505,8 @@ class PoseLossSettings:
     keypoint_weight: float = MISSING
     # of whether they are inside the crop; with model.keypoint_visibility
     visibility_weight: float = 0.1
+    # of the silhouette's pixels; with model.silhouette_head
+    silhouette_weight: float = 0.5
 
 
 @dataclass

@@ -41,6 +41,7 @@ from overt.recipes.blade.config import (
     SyntheticSettings,
 )
 from overt.recipes.blade.people import LabeledPeople, People
+from overt.recipes.blade.silhouette import Silhouettes
 
 TEST_SEED_OFFSET = 1
 
@@ -80,6 +81,7 @@ class PoseBatch:
     shape: Tensor  # (B, 10)
     depth: Tensor  # (B,)
     keypoints: Tensor  # (B, 12, 3)
+    silhouettes: Silhouettes | None = None  # drawn on the device, with model.silhouette_head
 
 
 def collate_pose(samples: list[PoseSample]) -> PoseBatch:

@@ -27,6 +27,7 @@ from overt.recipes.blade.config import PoseNetSettings
 from overt.recipes.blade.data import whole_crop
 from overt.recipes.blade.posenet import LIMBS, PoseNet, PoseOutput
 from overt.recipes.blade.search import Sightings, find_person
+from overt.recipes.blade.silhouette import mask_in_picture
 from overt.tasks import PersonEstimate
 from overt.viz.mesh import draw_mesh
 
@@ -53,6 +54,8 @@ def estimate_person(
     focal: float | None = None,  # pixels
 ) -> PersonEstimate:
     """Estimate mesh and camera of the person in a picture; a mask improves the camera.
+
+    Where none is given, that is the silhouette which the model predicts (`model.silhouette_head`).
 
     Without a box, the model runs twice: on the whole picture to locate the limbs, then on a crop
     around them. A model that was trained on crops of photographs gets such a crop: around the mask,
@@ -85,13 +88,18 @@ def estimate_person(
         crop_pixels = _cut(picture, crop, settings.data.pose_size)
     output: PoseOutput = model(crops.to(device), crop_pixels.to(device))
     rotations, shape, depth = (part.float() for part in output[:3] if part is not None)
-    limb_pixels, good = _limb_pixels(output, crop, keypoints, device)
+    found, good = limb_pixels(output, crop, keypoints, device)
     chosen = settings.evaluation.camera
     shrunk = Shrunk.of((height, width), chosen.size)
     centre = (width / 2, height / 2)
-    seen_mask = None if mask is None else shrunk.mask(mask).to(device)
+    seen_mask = None
+    if mask is not None:
+        seen_mask = shrunk.mask(mask).to(device)
+    elif output.silhouette is not None:  # the model's own
+        side = settings.data.pose_size
+        seen_mask = mask_in_picture(output.silhouette, crop, side, shrunk.size, shrunk.scale)
     small_centre = (shrunk.pixel(centre[0]), shrunk.pixel(centre[1]))
-    observed = Observation(seen_mask, shrunk.pixel(limb_pixels), good, shrunk.size, small_centre)
+    observed = Observation(seen_mask, shrunk.pixel(found), good, shrunk.size, small_centre)
     options = SolveOptions(
         chosen.iterations, chosen.keypoint_weight, chosen.optimize_depth, chosen.optimize_pose
     )
@@ -132,7 +140,7 @@ def estimate_person(
         global_orient=turns[0].cpu().numpy(),
         body_pose=turns[1:].cpu().numpy(),
         betas=shape[0].cpu().numpy(),
-        keypoints=limb_pixels[0].cpu().numpy(),
+        keypoints=found[0].cpu().numpy(),
         overlay=over.permute(1, 2, 0).cpu().numpy(),
     )
 
@@ -210,8 +218,8 @@ def _look_twice(
     output: PoseOutput = model(*crops)
     if output.keypoints is None:
         return full_crop, full_crop
-    limb_pixels, _ = _limb_pixels(output, full_crop, None, device)
-    limbs = _with_confidence(limb_pixels[0].cpu().numpy())
+    found, _ = limb_pixels(output, full_crop, None, device)
+    limbs = _with_confidence(found[0].cpu().numpy())
     least = full_crop.side / SMALLEST
     centre, side = keypoint_square(limbs, least)
     reach = ROOM * 2 * float(np.abs(limbs[:, :2] - full_crop.centre).max())
@@ -263,7 +271,7 @@ def _sightings(
         ]
         output: PoseOutput = model(*inputs)
         assert output.depth is not None
-        pixels, good = _limb_pixels(output, Crop((side / 2, side / 2), side), None, device)
+        pixels, good = limb_pixels(output, Crop((side / 2, side / 2), side), None, device)
         # The camera of the crop: its principal point is where the model was trained to look.
         observed = Observation(None, pixels, good, (side, side))
         person = (output.shape, output.rotations, output.depth.float())
@@ -345,7 +353,7 @@ def _near_crop(
     return _cut(picture, Crop(*keypoint_square(keypoints)), size)
 
 
-def _limb_pixels(
+def limb_pixels(
     output: PoseOutput, crop: Crop, keypoints: Array | None, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Limb joints (B, 12, 2) in pixels and whether they count: those given, or those found."""
@@ -363,12 +371,12 @@ def _limb_pixels(
             "diverged; use another --checkpoint"
         )
     corner = torch.tensor(crop.centre, device=device) - crop.side / 2
-    limb_pixels = corner + crop.side * output.keypoints.float()
+    pixels = corner + crop.side * output.keypoints.float()
     if output.visible is None:
-        return limb_pixels, torch.ones_like(limb_pixels[..., 0], dtype=torch.bool)
+        return pixels, torch.ones_like(pixels[..., 0], dtype=torch.bool)
     # Keypoints beyond the crop are arbitrary; the likeliest ones count in any case.
     fewest = output.visible.topk(FEWEST_FOUND).values[:, -1:]
-    return limb_pixels, (output.visible > 0) | (output.visible >= fewest)
+    return pixels, (output.visible > 0) | (output.visible >= fewest)
 
 
 def _with_confidence(keypoints: Array) -> Array:  # (12, 2) to (12, 3)

@@ -22,13 +22,16 @@ COLUMNS = (
     ("pmiou_percent", "P-mIoU", 1),
     ("miou_raw_percent", "mIoU raw", 1),
     ("pmiou_raw_percent", "P-mIoU raw", 1),
+    ("silhouette_iou_percent", "silhouette IoU", 1),
 )
 
 
-# The same where no mask of the person was given: the camera was solved with the true mesh's mask,
-# so that these do not compare with published numbers.
-HELPED = tuple(
-    (f"{name}_true_mask", f"{title} (true mask)", digits)
+# The scores of the camera again, where they do not compare with published numbers: no mask of the
+# person was given, so the camera was solved with that of the true mesh; or nothing was given, and
+# it was solved with the model's own keypoints and silhouette.
+OTHERS = tuple(
+    (f"{name}_{kind}", f"{title} ({words})", digits)
+    for kind, words in (("true_mask", "true mask"), ("own", "own"))
     for name, title, digits in COLUMNS
     if name in ("Txy_m", "focal_percent") or "miou" in name
 )
@@ -49,7 +52,7 @@ def table(dataset: str, rows: list[dict[str, Any]], scores: dict[str, float]) ->
     """One line of the scores that there are, with their headings."""
     shown = [
         (title, f"{scores[name]:.{digits}f}")
-        for name, title, digits in (*COLUMNS, *HELPED)
+        for name, title, digits in (*COLUMNS, *OTHERS)
         if not math.isnan(scores.get(name, math.nan))
     ]
     widths = [max(len(title), len(text)) for title, text in shown]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import count
 from typing import Any
 
@@ -38,6 +39,7 @@ from overt.recipes.blade.metric_mesh import MetricMesh
 from overt.recipes.blade.people import require_scored
 from overt.recipes.blade.pose_scores import Scorer, draw_people
 from overt.recipes.blade.posenet import PoseNet, PoseOutput
+from overt.recipes.blade.silhouette import silhouette_errors, true_silhouettes
 from overt.tasks import PersonEstimate
 
 
@@ -73,11 +75,23 @@ class PoseNetRecipe(Recipe):
         return collate_live(samples) if self.settings.data.is_live else collate_pose(samples)
 
     def on_device(self, batch: PoseBatch | LiveBatch) -> PoseBatch:
-        return self.live.pose_batch(batch) if isinstance(batch, LiveBatch) else batch
+        if isinstance(batch, LiveBatch):
+            batch = self.live.pose_batch(batch)
+        if not self.settings.model.silhouette_head:
+            return batch
+        silhouettes = true_silhouettes(
+            self.body(batch.pose.device),
+            true_rotations(batch.pose),
+            batch.shape,
+            batch.depth,
+            batch.keypoints,
+            self.settings.data.pose_size,
+        )
+        return dataclasses.replace(batch, silhouettes=silhouettes)
 
     def example_batch(self, size: int) -> PoseBatch:
         """Return crops of noise with people in different poses."""
-        return collate_pose(example_samples(PoseSource, self.settings.data, size))
+        return self.on_device(collate_pose(example_samples(PoseSource, self.settings.data, size)))
 
     def counts(self, batch: PoseBatch | LiveBatch) -> dict[str, Tensor]:
         if isinstance(batch, LiveBatch):  # which keypoints are seen is known after rendering only
@@ -139,6 +153,11 @@ class PoseNetRecipe(Recipe):
                     output.visible, batch.keypoints[..., 2], reduction="none"
                 ).mean(1)
                 losses["visibility_loss"] = settings.visibility_weight * errors.sum() / samples
+            if output.silhouette is not None:
+                assert batch.silhouettes is not None
+                errors, overlap = silhouette_errors(output.silhouette, batch.silhouettes)
+                losses["silhouette_loss"] = settings.silhouette_weight * errors.sum() / samples
+                metrics["silhouette_iou"] = overlap.sum() / samples
             if output.depth is not None:
                 errors = (output.depth - batch.depth).abs().sum()
                 metrics["Tz_error"] = errors.detach() / samples

@@ -23,6 +23,7 @@ from overt.geometry.crop import Picture
 from overt.geometry.rotation import axis_angle_to_matrix
 from overt.geometry.silhouette import part_masks, rasterize
 from overt.metrics import human
+from overt.nested import map_tensors
 from overt.recipes.blade.camera import (
     LIMB_JOINTS,
     Observation,
@@ -34,14 +35,17 @@ from overt.recipes.blade.camera import (
 )
 from overt.recipes.blade.config import PoseNetSettings
 from overt.recipes.blade.data import depth_crop, whole_crop
+from overt.recipes.blade.estimate import limb_pixels
 from overt.recipes.blade.evaluation import depth_row
 from overt.recipes.blade.metric_mesh import MetricMesh
 from overt.recipes.blade.people import People, require_scored
 from overt.recipes.blade.posenet import PoseNet, PoseOutput
+from overt.recipes.blade.silhouette import mask_in_picture
 from overt.viz.mesh import draw_mesh, write_on
 
 MILLIMETRES = 1000.0
 TRUE_MASK = "_true_mask"  # of scores that were helped by the true mesh
+OWN = "_own"  # of scores without any help
 
 
 class Truth(NamedTuple):
@@ -69,6 +73,10 @@ class Scorer:
         self.options = SolveOptions(
             chosen.iterations, chosen.keypoint_weight, chosen.optimize_depth, chosen.optimize_pose
         )
+
+    @property
+    def is_own(self) -> bool:
+        return self.settings.evaluation.camera.source == "model"
 
     def rows(self, world: World) -> list[dict[str, Any]]:
         """Return a row for each person, starting with its picture's name."""
@@ -100,6 +108,11 @@ class Scorer:
             rows[index] |= depth_row(float(output.depth[index]), float(truth.pelvis[2]))
             if truth.focal is not None:  # without a true camera there is nothing to compare with
                 seen[index] = self.observe(chosen[index], pictures[index], truth)
+                if output.silhouette is not None or self.is_own:
+                    own = self.own_observation(output, index, pictures[index], seen[index][1])
+                    rows[index] |= self.silhouette_row(own, truth, seen[index][1])
+                    if self.is_own:
+                        seen[index] = (own, seen[index][1])
         for indices in self.solved_together(seen):
             observed = stack_observations([seen[index][0] for index in indices])
             people = (output.shape[indices], output.rotations[indices], output.depth[indices])
@@ -110,7 +123,9 @@ class Scorer:
             for position, index in enumerate(indices):
                 first, last = person_of(start, position), person_of(solved, position)
                 row = self.camera_rows(first, last, truths[index], *seen[index])
-                if not self.has_mask(chosen[index]):
+                if self.is_own:
+                    row = {name + OWN: value for name, value in row.items()}
+                elif not self.has_mask(chosen[index]):
                     row = {name + TRUE_MASK: value for name, value in row.items()}
                 rows[index] |= row
         return rows
@@ -224,6 +239,30 @@ class Scorer:
         keypoints, good = pixels[None], inside.all(-1)[None]
         return Observation(mask.float()[None], keypoints, good, size, centre), scale
 
+    def own_observation(
+        self, output: PoseOutput, index: int, picture: Picture, scale: float
+    ) -> Observation:
+        """Return what PoseNet itself sees of a person, in pixels of the smaller picture."""
+        single: PoseOutput = map_tensors(output, lambda part: part[index : index + 1])
+        height, width = picture.shape[:2]
+        crop = whole_crop((height, width))
+        pixels, good = limb_pixels(single, crop, None, self.device)
+        size = (max(round(height * scale), 1), max(round(width * scale), 1))
+        mask = None
+        if single.silhouette is not None:
+            side = self.settings.data.pose_size
+            mask = mask_in_picture(single.silhouette, crop, side, size, scale)
+        centre = (width * scale / 2, height * scale / 2)
+        return Observation(mask, pixels * scale, good, size, centre)
+
+    def silhouette_row(self, own: Observation, truth: Truth, scale: float) -> Row:
+        """Return the overlap of the predicted silhouette with that of the true mesh."""
+        if own.mask is None:
+            return {}
+        true = (self.parts_of_truth(truth, own.size, scale) > 0)[None].cpu().numpy()
+        predicted = (own.mask > 0.5).cpu().numpy()
+        return {"silhouette_iou_percent": float(human.mask_iou(predicted, true)[0])}
+
     @cached_property
     def masks(self) -> MaskFiles:
         return MaskFiles(self.people)
@@ -332,11 +371,12 @@ def shrunk_mask(
 
 
 def stack_observations(observed: Sequence[Observation]) -> Observation:
-    """Make one observation of several people, of one size and center, with a mask each."""
+    """Make one observation of several people, of one size and center, all with a mask or none."""
     masks = [single.mask for single in observed if single.mask is not None]
     keypoints = torch.cat([single.keypoints for single in observed])
     good = torch.cat([single.good for single in observed])
-    return Observation(torch.cat(masks), keypoints, good, observed[0].size, observed[0].centre)
+    mask = torch.cat(masks) if masks else None
+    return Observation(mask, keypoints, good, observed[0].size, observed[0].centre)
 
 
 def person_of(solution: Solution, index: int) -> Solution:

@@ -24,6 +24,7 @@ from overt.ops.attention.api import attention
 from overt.ops.convolve import Conv2d
 from overt.recipes.blade.depthnet import DepthNet
 from overt.recipes.blade.resnet import ResNet, make_norm
+from overt.recipes.blade.silhouette import SilhouetteHead
 
 QUERIES = 21  # the body, 17 keypoints, 3 parts
 LIMBS = 12
@@ -38,6 +39,7 @@ class PoseOutput(NamedTuple):
     depth: Tensor | None  # (B,) meters; None where no DepthNet is asked
     keypoints: Tensor | None  # (B, 12, 2) limb joints, 0 to 1 across the picture
     visible: Tensor | None = None  # (B, 12) logits of whether they are in the picture
+    silhouette: Tensor | None = None  # (B, M, M) logits of the body in the picture
 
 
 class DecoderLayer(nn.Module):
@@ -87,7 +89,9 @@ class TzMaps(nn.Module):
 class PoseBranch(nn.Module):
     """Encode pictures, and optionally depths, as 21 tokens."""
 
-    def __init__(self, backbone: ResNet, width: int, heads: int, layers: int) -> None:
+    def __init__(
+        self, backbone: ResNet, width: int, heads: int, layers: int, silhouette: bool = False
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.projections = nn.ModuleList(
@@ -98,6 +102,7 @@ class PoseBranch(nn.Module):
         self.queries = nn.Parameter(torch.randn(1, QUERIES, width))
         self.layers = nn.ModuleList(DecoderLayer(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
+        self.silhouette = SilhouetteHead(width) if silhouette else None
         self.tz: TzMaps | None = None
         self.width = width
 
@@ -106,8 +111,9 @@ class PoseBranch(nn.Module):
         self.tz = TzMaps(self.backbone.channels, self.width)
         return self
 
-    def forward(self, images: Tensor, depth: Tensor | None) -> Tensor:  # (B, 21, D)
-        memory, positions = [], []
+    def forward(self, images: Tensor, depth: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return tokens (B, 21, D), and the logits (B, M, M) of a silhouette."""
+        levels, positions = [], []
         for index, (maps, project) in enumerate(
             zip(self.backbone(images), self.projections, strict=True)
         ):
@@ -117,13 +123,15 @@ class PoseBranch(nn.Module):
                 depth_input = depth[:, None].to(maps.dtype)
                 maps = maps + self.tz.features[index](depth_input)[..., None, None]
                 position = position + self.tz.positions[index](depth_input)[:, None]
-            memory.append(project(maps).flatten(2).transpose(1, 2))
+            levels.append(project(maps))
             positions.append(position.expand(len(images), -1, -1))
         tokens = self.queries.expand(len(images), -1, -1)
+        memory = [level.flatten(2).transpose(1, 2) for level in levels]
         features, all_positions = torch.cat(memory, dim=1), torch.cat(positions, dim=1)
         for layer in self.layers:
             tokens = layer(tokens, features, all_positions)
-        return self.norm(tokens)  # type: ignore[no-any-return]
+        silhouette = None if self.silhouette is None else self.silhouette(levels)
+        return self.norm(tokens), silhouette
 
 
 def sine_positions(size: tuple[int, int], width: int, device: torch.device) -> Tensor:
@@ -241,17 +249,17 @@ class PoseNet(nn.Module):
     def from_depth(self, depth: Tensor | None, pose_images: Tensor) -> PoseOutput:
         """Predict the pose from uint8 pictures and known depths (B,)."""
         pixels = self.pixels(pose_images)
-        tokens = self.branch(pixels, depth)
+        tokens, silhouette = self.branch(pixels, depth)
         keypoint_tokens = tokens
         if self.base is not None:
             assert self.control_output is not None
             with torch.no_grad():
-                keypoint_tokens = self.base(pixels, None)
+                keypoint_tokens, _ = self.base(pixels, None)
             tokens = keypoint_tokens + self.control_output(tokens)
         rotations, shape = self.heads(tokens)
         keypoints = self.heads.limb_positions(keypoint_tokens)
         visible = self.heads.limb_visibility(keypoint_tokens)
-        return PoseOutput(rotations, shape, depth, keypoints, visible)
+        return PoseOutput(rotations, shape, depth, keypoints, visible, silhouette)
 
     def load_base(self, tensors: Mapping[str, Tensor], source: str) -> None:
         """Load a run with tz_conditioning=false: base, copy and heads start from it."""

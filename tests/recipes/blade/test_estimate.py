@@ -21,10 +21,10 @@ from overt.recipes.blade.estimate import (
     TOGETHER,
     WIDEST,
     _cut,
-    _limb_pixels,
     _sightings,
     _smooth_cut,
     estimate_person,
+    limb_pixels,
     mesh_box,
 )
 from overt.recipes.blade.live import LiveBatch
@@ -219,8 +219,8 @@ def test_only_visible_keypoints_count(recipes: dict[float, Any]) -> None:
     truth = PerfectModel(batch, shots).truth
     crop, device = Crop((100.0, 80.0), 64.0), torch.device("cpu")
     hidden = truth._replace(visible=torch.linspace(-6, 5, 12)[None])
-    assert _limb_pixels(hidden, crop, None, device)[1].sum() == 5
+    assert limb_pixels(hidden, crop, None, device)[1].sum() == 5
     unlikely = truth._replace(visible=torch.linspace(-9, -1, 12)[None])
-    assert _limb_pixels(unlikely, crop, None, device)[1].sum() == FEWEST_FOUND
+    assert limb_pixels(unlikely, crop, None, device)[1].sum() == FEWEST_FOUND
     without = truth._replace(visible=None)
-    assert _limb_pixels(without, crop, None, device)[1].all()
+    assert limb_pixels(without, crop, None, device)[1].all()
