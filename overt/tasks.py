@@ -159,6 +159,9 @@ class PersonEstimator(Protocol):
         `focal` is the focal length in pixels, where it is known: for people of one picture.
         """
 
+    def predicts_mask(self) -> bool:
+        """Return whether the model predicts the mask of a person itself."""
+
 
 class ExportedStep(NamedTuple):
     """What an exporter needs to write a step of a model."""

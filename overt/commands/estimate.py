@@ -3,7 +3,8 @@
 For one person nothing else is needed: the model finds limbs in the whole picture, then crops; one
 trained on crops of photographs looks at windows of several sizes first.
 Detections can be given instead. A mask of the person (--mask: not black, or a cut-out with
-transparency) improves the camera, keypoints (--keypoints, JSON) replace those of the model if
+transparency) improves the camera; without one, the silhouette that a model with
+model.silhouette_head predicts does. Keypoints (--keypoints, JSON) replace those of the model if
 their confidence is above 0.5, boxes (--boxes, JSON: rows x, y, width, height) select people. For
 several people of one picture, give a mask for each (--mask twice or more), their keypoints as a
 list, or both, in the order of the boxes; they share one focal length.
@@ -63,15 +64,23 @@ def main(arguments: Sequence[str]) -> int:
     people, given = [Detection()], [getattr(options, name) for name in ONE_PICTURE]
     if any(given):
         people = collect(read_picture(images[0]).shape[:2], *given)
-    freed = [f"evaluation.camera.{FREED[name]}=true" for name in FREED if getattr(options, name)]
+    freed = [name for name in FREED if getattr(options, name)]
     estimator = Estimator(
         options.checkpoint,
         recipe=options.recipe,
         part=options.part,
         packages=options.package,
-        overrides=[*freed, *overrides],
+        overrides=[*(f"evaluation.camera.{FREED[name]}=true" for name in freed), *overrides],
         rename=options.rename,
     )
+    has_mask = options.mask or any(row.outline for rows in rows_of or [] for row in rows)
+    if freed and not has_mask and not estimator.recipe.predicts_mask():
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in freed)
+        raise ConfigError(
+            f"{flags} can only be used with a mask, against which pose and depth are optimized, "
+            "and this model predicts none; add --mask FILE, or --detections FILE with a "
+            "segmentation"
+        )
     count = 0
     for number, (image, folder) in enumerate(zip(images, folders, strict=True)):
         picture = read_picture(image)
@@ -97,13 +106,6 @@ def check_options(
         raise ConfigError(
             f"{given[0]} belongs to one picture, but {len(images)} are given; use --detections, "
             "one file for all pictures, or call the command once for each"
-        )
-    has_mask = options.mask or any(row.outline for rows in rows_of or [] for row in rows)
-    flags = [f"--{name.replace('_', '-')}" for name in FREED if getattr(options, name)]
-    if flags and not has_mask:
-        raise ConfigError(
-            f"{' and '.join(flags)} can only be used with a mask, against which pose and depth are "
-            "optimized; add --mask FILE, or --detections FILE with a segmentation"
         )
 
 
@@ -149,10 +151,10 @@ def make_parser() -> argparse.ArgumentParser:
         help="JSON of all pictures: COCO results or annotations, or {IMAGE: boxes}",
     )
     parser.add_argument(
-        "--opt-pose", action="store_true", help="with a mask: also optimize the pose"
+        "--opt-pose", action="store_true", help="against the mask: also optimize the pose"
     )
     parser.add_argument(
-        "--opt-tz", action="store_true", help="with a mask: also optimize the depth"
+        "--opt-tz", action="store_true", help="against the mask: also optimize the depth"
     )
     parser.add_argument(
         "--output",

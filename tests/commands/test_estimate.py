@@ -101,8 +101,11 @@ def test_wrong_inputs_are_explained(root: Path, tmp_path: Path) -> None:
         main(["a/x.jpg", "b/x.png", "--checkpoint", "c"])
     with pytest.raises(ConfigError, match="needs a picture"):
         main(["training.device=cpu", "--checkpoint", "c"])
+    words = [str(picture(root)), "--opt-pose", "--opt-tz", "--checkpoint", str(checkpoint(root))]
     with pytest.raises(ConfigError, match="--opt-pose and --opt-tz can only be used with a mask"):
-        main(["a.jpg", "--checkpoint", "c", "--opt-pose", "--opt-tz"])
+        main([*words, "evaluation.camera.iterations=1"])
+    with pytest.raises(ConfigError, match=r"iterations=0 would optimize nothing; set"):
+        main(words)
 
 
 def test_files_are_read_before_a_model_is_loaded(root: Path, tmp_path: Path) -> None:

@@ -464,6 +464,12 @@ class CameraSettings:
         not_negative = ("iterations", "keypoint_weight", "keypoint_noise")
         each_within("evaluation.camera", self, not_negative, 0)
         within("evaluation.camera.size", self.size, 1)
+        freed = [name for name in ("optimize_depth", "optimize_pose") if getattr(self, name)]
+        if freed and self.iterations == 0:
+            raise ConfigError(
+                f"evaluation.camera.{freed[0]}=true with evaluation.camera.iterations=0 would "
+                "optimize nothing; set evaluation.camera.iterations, such as 100"
+            )
 
 
 @dataclass

@@ -203,6 +203,10 @@ class PoseNetRecipe(Recipe):
             return {}
         return {"meshes": draw_people(self.scorer(model), self.settings.evaluation.drawn)}
 
+    def predicts_mask(self) -> bool:
+        """Return whether the model predicts the silhouette of a person, for `overt estimate`."""
+        return self.settings.model.silhouette_head
+
     def estimate(
         self,
         model: PoseNet,

@@ -1,5 +1,6 @@
 """The crops of `overt estimate` are those of training, and its camera shows the person there."""
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from overt.recipes.blade.estimate import (
 from overt.recipes.blade.live import LiveBatch
 from overt.recipes.blade.posenet import PoseOutput
 from overt.recipes.blade.search import CLOSER_ALONE
+from overt.recipes.blade.silhouette import true_silhouettes
 
 SIZE = 64
 CORNER_XY = (150, 40)  # of the person's crop in the photograph
@@ -178,6 +180,30 @@ def test_what_windows_show_is_in_pixels_of_the_picture(recipes: dict[float, Any]
     model.truth = model.truth._replace(visible=None)  # without model.keypoint_visibility
     seen = _sightings(crops, model, body, recipe.settings, picture)
     np.testing.assert_array_equal(seen.visible, np.ones((2, 12)))
+
+
+def test_the_silhouette_of_the_model_refines_the_camera(recipes: dict[float, Any]) -> None:
+    """Limbs that are found too far apart: the own silhouette corrects most of what follows."""
+    recipe, settings = recipes[0.0], deepcopy(recipes[0.0].settings)
+    batch, shots, box = shot_person(recipe, 4)
+    picture = np.ascontiguousarray(shots.pictures[0].permute(1, 2, 0).numpy())
+    body = recipe.body(torch.device("cpu"))
+    model: Any = PerfectModel(batch, shots)
+    settings.evaluation.camera.iterations = 60
+    settings.evaluation.camera.keypoint_weight = 0.0  # after the start
+    true = estimate_person(model, body, settings, picture, box=box).focal
+    limbs = torch.cat([model.truth.keypoints, shots.joints[:, LIMB_JOINTS, 2:]], dim=-1)
+    person = (model.truth.rotations, model.truth.shape, model.truth.depth)
+    masks, known = true_silhouettes(body, *person, limbs, SIZE)
+    assert known.all()
+    middle = limbs[..., :2].mean(1, keepdim=True)
+    wrong = middle + 1.2 * (limbs[..., :2] - middle)
+    model.truth = model.truth._replace(keypoints=wrong)
+    alone = estimate_person(model, body, settings, picture, box=box).focal
+    assert abs(alone - true) > 0.15 * true
+    model.truth = model.truth._replace(silhouette=torch.where(masks, 9.0, -9.0))
+    refined = estimate_person(model, body, settings, picture, box=box).focal
+    assert abs(refined - true) < 0.4 * abs(alone - true)
 
 
 def test_a_model_that_predicts_no_numbers_is_refused(recipes: dict[float, Any]) -> None:
