@@ -159,7 +159,7 @@ class DepthSettings:
 @dataclass
 class BodySettings:
     # a licensed file such as body_models/smplx/SMPLX_NEUTRAL.npz; for rendered people the body they
-    # were rendered with, capsule or anny
+    # are rendered with: anny, a file of `overt data anny-body`, or capsule
     model: str = MISSING
     # the 17 Human3.6M joints from the vertices of that body, .npy (17, V); null: those of the body
     joint_regressor: str | None = MISSING
@@ -315,11 +315,11 @@ class SyntheticSettings:
     framing: str = MISSING
     # orthographic projection: a control whose pictures carry no depth information
     orthographic: bool = MISSING
+    # capsules: the same colors in all pictures
     fixed_colors: bool = MISSING
     # also render the depth of every pixel, for the pretext
     depth_maps: bool = MISSING
-    # null: capsule; or anny, or a file of its body, for dressed people; use the same
-    # model.body.model
+    # follows model.body.model; null, as in older runs: capsule
     body: str | None = None
     # folder of background photographs for dressed people; null: synthetic backgrounds
     backgrounds: str | None = None
@@ -360,8 +360,8 @@ class SyntheticSettings:
         if self.live and self.body in (None, "capsule"):
             raise ConfigError(
                 f"data.synthetic.live=true with data.synthetic.body={self.body}: only dressed "
-                "people are rendered during training; set data.synthetic.body and "
-                "model.body.model to anny, or to a file of `overt data anny-body`"
+                "people are rendered during training; set model.body.model to anny, or to a file "
+                "of `overt data anny-body`, and data.synthetic.body to the same"
             )
         if self.live and self.depth_maps:
             raise ConfigError(
