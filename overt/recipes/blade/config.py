@@ -319,7 +319,7 @@ class SyntheticSettings:
     fixed_colors: bool = MISSING
     # also render the depth of every pixel, for the pretext
     depth_maps: bool = MISSING
-    # follows model.body.model; null, as in older runs: capsule
+    # body that people are rendered with; null: model.body.model
     body: str | None = None
     # folder of background photographs for dressed people; null: synthetic backgrounds
     backgrounds: str | None = None
@@ -357,12 +357,6 @@ class SyntheticSettings:
                     f"data.synthetic.{key}={getattr(self, key)} is for people rendered during "
                     "training; set data.synthetic.live=true, or leave it null"
                 )
-        if self.live and self.body in (None, "capsule"):
-            raise ConfigError(
-                f"data.synthetic.live=true with data.synthetic.body={self.body}: only dressed "
-                "people are rendered during training; set model.body.model to anny, or to a file "
-                "of `overt data anny-body`, and data.synthetic.body to the same"
-            )
         if self.live and self.depth_maps:
             raise ConfigError(
                 "data.synthetic.live=true with data.synthetic.depth_maps=true: depth maps are "
@@ -495,12 +489,28 @@ class PoseLossSettings:
     visibility_weight: float = 0.1
 
 
+def _name_rendered_body(data: DataSettings, body: BodySettings) -> None:
+    """Render people with the body of the model, unless the settings name one."""
+    if data.synthetic is None:
+        return
+    if data.synthetic.body is None:
+        data.synthetic.body = body.model
+    if data.is_live and data.synthetic.body == "capsule":
+        raise ConfigError(
+            "data.synthetic.live=true with the body capsule: only dressed people are rendered "
+            "during training; set model.body.model to anny, or to a file of `overt data anny-body`"
+        )
+
+
 @dataclass
 class DepthNetSettings:
     model: DepthModelSettings = MISSING
     data: DataSettings = MISSING
     loss: DepthLossSettings = MISSING
     evaluation: EvaluationSettings = MISSING
+
+    def __post_init__(self) -> None:
+        _name_rendered_body(self.data, self.model.body)
 
 
 @dataclass
@@ -509,3 +519,6 @@ class PoseNetSettings:
     data: DataSettings = MISSING
     loss: PoseLossSettings = MISSING
     evaluation: EvaluationSettings = MISSING
+
+    def __post_init__(self) -> None:
+        _name_rendered_body(self.data, self.model.body)
