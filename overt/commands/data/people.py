@@ -30,8 +30,8 @@ def _add_people(verbs: Verbs) -> None:
         help="synthetic people at close range, in HumanData's layout",
         description="Render people with exact labels: pictures and masks below "
         "ROOT/datasets/NAME, annotations in ROOT/preprocessed_datasets/NAME.npz. Another seed "
-        "gives other people. Framing camera: anywhere in the picture, any pose; portrait: the "
-        "whole person, calm, in the middle.",
+        "gives other people. Framing camera: anywhere in the picture; portrait: the whole "
+        "person in the middle, calm if made of capsules.",
         root="folder of the data sets",
     )
     parser.add_argument("--name", default="people_train", help="of the data set")

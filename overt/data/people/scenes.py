@@ -51,7 +51,7 @@ class PeopleOptions:
     size: int = 256
     seed: int = 0
     # camera (the person anywhere in the picture, possibly cut off), or portrait (the whole person,
-    # calm, in a square around the box); of live people also photograph: see `photograph.py`
+    # calm if plain, in a square around the box); of live people also photograph: `photograph.py`
     framing: str = "camera"
     # parallel rays instead of perspective: nothing in the picture reveals the depth
     orthographic: bool = False
