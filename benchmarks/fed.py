@@ -119,7 +119,8 @@ def make_people(root: Path, wanted: Wanted) -> dict[str, list[str]]:
     from overt.data.people.scenes import PeopleOptions
     from overt.data.people.synthetic import write_people
 
-    options = PeopleOptions(size=64 if wanted.small else 512)
+    body = "capsule"  # the quickest to render: a decoded picture is a picture
+    options = PeopleOptions(size=64 if wanted.small else 512, body=body)
     count = max(wanted.samples, 8 if wanted.small else 192)
     write_people(root / FILES, "people", count, options, wanted.workers)
     source = (
@@ -127,6 +128,7 @@ def make_people(root: Path, wanted: Wanted) -> dict[str, list[str]]:
         "weight: 1.0}"
     )
     words = [f"data.root={root / FILES}", f"data.sources=[{source}]", "data.synthetic=null"]
+    words += [f"model.body.model={body}"]
     return {FILES: [*words, *write_backbone(root, wanted)]}
 
 

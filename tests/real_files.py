@@ -141,7 +141,8 @@ def write_annotations(path: Path, columns: Mapping[str, Any], **more: Any) -> No
 
 def rendered(root: Path, count: int = 2, size: int = 32) -> dict[str, np.ndarray]:
     """The columns of a few rendered people, whose pictures lie in ROOT/datasets/people."""
-    write_people(root, "people", count, PeopleOptions(size=size, seed=5, framing="portrait"))
+    options = PeopleOptions(size=size, seed=5, framing="portrait", body="capsule")
+    write_people(root, "people", count, options)
     data = HumanData.load(root / "preprocessed_datasets" / "people.npz")
     return {name: np.array(column) for name, column in data.columns.items()}
 

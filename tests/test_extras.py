@@ -15,7 +15,7 @@ import pytest
 import overt
 from overt.data.images.digits import load_digits
 from overt.errors import OvertError
-from overt.geometry.body_anny import anny_body
+from overt.geometry.body_anny import build_anny_body
 
 ROOT = Path(overt.__file__).parent
 PROJECT = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
@@ -90,7 +90,7 @@ def test_what_runs_in_the_tests_is_of_the_version_that_users_get() -> None:
 
 REFUSALS: list[tuple[str, Callable[[], object]]] = [
     ("sklearn", load_digits),
-    ("anny", anny_body.__wrapped__),
+    ("anny", build_anny_body),
 ]
 
 

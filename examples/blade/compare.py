@@ -64,6 +64,7 @@ def make_people(root: Path, options: argparse.Namespace, *extra: str) -> None:
     if not (root / "preprocessed_datasets" / "people_test.npz").exists():
         words = ["--name", "people_test", "--count", str(options.count), "--size", "64"]
         words += ["--seed", str(options.seed), "--framing", "portrait", "--fixed-colors"]
+        words += ["--body", "capsule"]
         overt("data", "people", str(root), *words, *extra)
 
 

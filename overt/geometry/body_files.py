@@ -1,6 +1,6 @@
 """Body models from disk: SMPL-X and SMPL, as .npz or as the .pkl that is published.
 
-The files are licensed and never shipped; `capsule` names the project's own body instead.
+The files are licensed and never shipped; `anny` and `capsule` name the bodies of rendered people.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from overt.geometry.body import (
     SMPLX_JOINTS,
     BodyFile,
 )
-from overt.geometry.body_anny import ANNY, anny_body
+from overt.geometry.body_anny import ANNY, SHIPPED_ANNY
 from overt.geometry.body_capsule import capsule_body
 from overt.geometry.smpl_pickle import array_of, read_smpl_pickle
 
@@ -36,7 +37,8 @@ NEEDED = (
 OPTIONAL = ("hands_meanl", "hands_meanr", "part", "J_regressor_h36m")
 WHERE = (
     "Register at smpl-x.is.tue.mpg.de (SMPL: smpl.is.tue.mpg.de), download the body models and "
-    "name the file, such as body_models/smplx/SMPLX_NEUTRAL.npz; or use the project's own body: "
+    "name the file, such as body_models/smplx/SMPLX_NEUTRAL.npz; or use the body that comes with "
+    "overt, for rendered people: "
 )
 CONVERT = (
     "A body model is read from .npz as well: convert the file once, by numpy.savez with the arrays "
@@ -50,7 +52,7 @@ def load_body(
     joint_regressor: str | None = None,
     regressor_key: str = "model.body.joint_regressor",
 ) -> BodyFile:
-    """The body that the setting `key` names: capsule, anny, or the path of a body model file.
+    """The body that the setting `key` names: anny, capsule, or the path of a body model file.
 
     `joint_regressor` is a .npy file (17, V) of the joints that the metrics compare, named by the
     setting `regressor_key`.
@@ -58,10 +60,10 @@ def load_body(
     if name == CAPSULE:
         return capsule_body()
     if name == ANNY:
-        return anny_body()
+        return _shipped_anny()
     path, title = Path(name), f"{key}={name}"
     if not path.is_file():
-        raise DataError(f"{title}: no body model is installed there. {WHERE}{key}={CAPSULE}")
+        raise DataError(f"{title}: no body model is installed there. {WHERE}{key}={ANNY}")
     rendered_as = None
     if path.suffix == ".npz":
         arrays, rendered_as = _read_npz(path, title)
@@ -76,6 +78,11 @@ def load_body(
     if joint_regressor is not None:
         body = _with_regressor(body, Path(joint_regressor), regressor_key)
     return body
+
+
+@cache
+def _shipped_anny() -> BodyFile:
+    return load_body(str(SHIPPED_ANNY), "model.body.model")
 
 
 def _read_npz(path: Path, title: str) -> tuple[dict[str, NDArray[Any]], str | None]:
@@ -178,11 +185,14 @@ def _file_of(arrays: dict[str, NDArray[Any]]) -> BodyFile:
         hands = _float(np.stack([arrays["hands_meanl"], arrays["hands_meanr"]]).reshape(2, -1, 3))
     parents = arrays["kintree_table"][0].astype(np.int64)
     parents[0] = -1  # written as 2 ** 32 - 1
+    posedirs = arrays["posedirs"]
+    if not posedirs.any():
+        posedirs = posedirs[..., :0]  # 80 MB of zeros in each process that has the body of anny
     return BodyFile(
         v_template=_float(arrays["v_template"]),
         f=arrays["f"].astype(np.int64),
         shapedirs=_float(arrays["shapedirs"]),
-        posedirs=_float(arrays["posedirs"]),
+        posedirs=_float(posedirs),
         J_regressor=_float(arrays["J_regressor"]),
         weights=_float(arrays["weights"]),
         parents=tuple(parents.tolist()),

@@ -38,7 +38,9 @@ def test_the_written_file_is_the_same_body(model: BodyModel, tmp_path: Path) -> 
 
 
 def test_a_missing_body_model_says_where_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no body model is installed.*smpl-x\.is\.tue.*capsule"):
+    with pytest.raises(
+        DataError, match=r"no body model is installed.*smpl-x\.is\.tue.*body\.model=anny"
+    ):
         load_body(str(tmp_path / "SMPLX_NEUTRAL.npz"), "model.body.model")
 
 

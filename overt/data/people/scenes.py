@@ -20,6 +20,7 @@ from overt.data.people.poses import UPPER, sketch_pose, upper_limbs
 from overt.data.rng import sample_rng, uniform
 from overt.errors import DataError
 from overt.geometry.body import BODY_JOINTS, BodyModel
+from overt.geometry.body_anny import ANNY
 from overt.geometry.body_capsule import STANDING_HEIGHT_M
 from overt.geometry.body_files import CAPSULE
 from overt.geometry.camera import intrinsics, project
@@ -50,18 +51,18 @@ class PeopleOptions:
     size: int = 256
     seed: int = 0
     # camera (the person anywhere in the picture, possibly cut off), or portrait (the whole person,
-    # calm, in a square around the box); of live people also photograph: see `photograph.py`
+    # calm if plain, in a square around the box); of live people also photograph: `photograph.py`
     framing: str = "camera"
     # parallel rays instead of perspective: nothing in the picture reveals the depth
     orthographic: bool = False
-    # one fixed color per part in all pictures, instead of random ones
+    # capsules: one fixed color per part in all pictures, instead of random ones
     fixed_colors: bool = False
     # also write the depth of every pixel
     depth_maps: bool = False
     # which pictures to keep, by their distortion: all, p3, p5 or far
     subset: str = "all"
-    # capsule, in plain colors; or anny, or a file of its body: dressed people in everyday poses
-    body: str = CAPSULE
+    # anny, or a file of its body: dressed people in everyday poses; or capsule, in plain colors
+    body: str = ANNY
     # folder of background photographs for dressed people; None: synthetic backgrounds
     backgrounds: str | None = None
     # rendering device: cpu or cuda

@@ -159,7 +159,7 @@ class DepthSettings:
 @dataclass
 class BodySettings:
     # a licensed file such as body_models/smplx/SMPLX_NEUTRAL.npz; for rendered people the body they
-    # were rendered with, capsule or anny
+    # are rendered with: anny, a file of `overt data anny-body`, or capsule
     model: str = MISSING
     # the 17 Human3.6M joints from the vertices of that body, .npy (17, V); null: those of the body
     joint_regressor: str | None = MISSING
@@ -323,11 +323,11 @@ class SyntheticSettings:
     framing: str = MISSING
     # orthographic projection: a control whose pictures carry no depth information
     orthographic: bool = MISSING
+    # capsules: the same colors in all pictures
     fixed_colors: bool = MISSING
     # also render the depth of every pixel, for the pretext
     depth_maps: bool = MISSING
-    # null: capsule; or anny, or a file of its body, for dressed people; use the same
-    # model.body.model
+    # body that people are rendered with; null: model.body.model
     body: str | None = None
     # folder of background photographs for dressed people; null: synthetic backgrounds
     backgrounds: str | None = None
@@ -365,12 +365,6 @@ class SyntheticSettings:
                     f"data.synthetic.{key}={getattr(self, key)} is for people rendered during "
                     "training; set data.synthetic.live=true, or leave it null"
                 )
-        if self.live and self.body in (None, "capsule"):
-            raise ConfigError(
-                f"data.synthetic.live=true with data.synthetic.body={self.body}: only dressed "
-                "people are rendered during training; set data.synthetic.body and "
-                "model.body.model to anny, or to a file of `overt data anny-body`"
-            )
         if self.live and self.depth_maps:
             raise ConfigError(
                 "data.synthetic.live=true with data.synthetic.depth_maps=true: depth maps are "
@@ -515,12 +509,28 @@ class PoseLossSettings:
     silhouette_weight: float = 0.5
 
 
+def _name_rendered_body(data: DataSettings, body: BodySettings) -> None:
+    """Render people with the body of the model, unless the settings name one."""
+    if data.synthetic is None:
+        return
+    if data.synthetic.body is None:
+        data.synthetic.body = body.model
+    if data.is_live and data.synthetic.body == "capsule":
+        raise ConfigError(
+            "data.synthetic.live=true with the body capsule: only dressed people are rendered "
+            "during training; set model.body.model to anny, or to a file of `overt data anny-body`"
+        )
+
+
 @dataclass
 class DepthNetSettings:
     model: DepthModelSettings = MISSING
     data: DataSettings = MISSING
     loss: DepthLossSettings = MISSING
     evaluation: EvaluationSettings = MISSING
+
+    def __post_init__(self) -> None:
+        _name_rendered_body(self.data, self.model.body)
 
 
 @dataclass
@@ -529,3 +539,6 @@ class PoseNetSettings:
     data: DataSettings = MISSING
     loss: PoseLossSettings = MISSING
     evaluation: EvaluationSettings = MISSING
+
+    def __post_init__(self) -> None:
+        _name_rendered_body(self.data, self.model.body)

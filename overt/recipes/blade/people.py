@@ -262,7 +262,8 @@ def check_body(data: HumanData, body: BodySettings, is_used: bool = True) -> Non
         if not is_file or body_file(body.model).rendered_as != rendered:
             raise DataError(
                 f"{data.path}: these people were rendered with the body {rendered}, but "
-                f"model.body.model={body.model}; set model.body.model={rendered}"
+                f"model.body.model={body.model}; set model.body.model={rendered}, or another "
+                "data.root to render others"
             )
     if not is_used:
         return

@@ -17,6 +17,7 @@ def test_people_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "2 people, 32x32, camera" in capsys.readouterr().out
     data = HumanData.load(tmp_path / "preprocessed_datasets" / "people_far.npz")
     assert (data.columns["distortion_max"] < 1.2).all()
+    assert data.header.body == "anny"
     folder = tmp_path / "datasets" / "people_far"
     for name in ("imgs/000001.jpg", "masks/000001.png", "depth/000001.png"):
         assert (folder / name).is_file()

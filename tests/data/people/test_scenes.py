@@ -23,7 +23,9 @@ def test_orthographic_people_do_not_show_their_depth() -> None:
     """Twice as far, the same picture; with perspective it changes."""
     model = BodyModel(capsule_body())
     for orthographic in (True, False):
-        options = PeopleOptions(size=SIZE, framing="portrait", orthographic=orthographic)
+        options = PeopleOptions(
+            size=SIZE, framing="portrait", orthographic=orthographic, body="capsule"
+        )
         people, scene, _ = draw_rows(0, 2, model, options)
         further = [person._replace(depth=2 * person.depth) for person in people]
         far = place_people(PeopleTensors.of(further, model.template.device), model, options)
@@ -46,7 +48,8 @@ def test_people_have_the_same_bits_in_any_batch() -> None:
 def test_subsets_keep_their_distortion() -> None:
     model = BodyModel(capsule_body())
     for subset, low, high in (("p3", 1.8, 1e9), ("far", 0.0, 1.2)):
-        _, scene, _ = draw_rows(0, 4, model, PeopleOptions(size=SIZE, subset=subset))
+        options = PeopleOptions(size=SIZE, subset=subset, body="capsule")
+        _, scene, _ = draw_rows(0, 4, model, options)
         assert (scene.distortion >= low).all()
         assert (scene.distortion <= high).all()
 

@@ -24,7 +24,7 @@ SIZE = 48
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("people")
     for framing in ("camera", "portrait"):
-        options = PeopleOptions(size=SIZE, seed=3, framing=framing, depth_maps=True)
+        options = PeopleOptions(size=SIZE, seed=3, framing=framing, depth_maps=True, body="capsule")
         write_people(folder, framing, 6, options)
     return folder
 
@@ -80,7 +80,7 @@ def test_portraits_show_the_whole_person_in_the_middle(root: Path) -> None:
 
 
 def test_a_row_depends_on_seed_and_number_alone(root: Path, tmp_path: Path) -> None:
-    options = PeopleOptions(size=SIZE, seed=3, framing="portrait", depth_maps=True)
+    options = PeopleOptions(size=SIZE, seed=3, framing="portrait", depth_maps=True, body="capsule")
     again = write_people(tmp_path, "portrait", 6, options)
     first = root / "preprocessed_datasets" / "portrait.npz"
     assert again.read_bytes() == first.read_bytes()
@@ -88,7 +88,7 @@ def test_a_row_depends_on_seed_and_number_alone(root: Path, tmp_path: Path) -> N
     for name, column in HumanData.load(first).columns.items():
         if name != "image_path":
             np.testing.assert_allclose(fewer.columns[name], column[:3], atol=1e-4)
-    other = PeopleOptions(size=SIZE, seed=4, framing="portrait")
+    other = PeopleOptions(size=SIZE, seed=4, framing="portrait", body="capsule")
     assert write_people(tmp_path, "other", 6, other).read_bytes() != first.read_bytes()
 
 
@@ -109,8 +109,9 @@ def test_only_bodies_of_rendered_people_are_rendered(tmp_path: Path) -> None:
 
 
 def test_backgrounds_are_for_dressed_people(tmp_path: Path) -> None:
+    options = PeopleOptions(body="capsule", backgrounds=str(tmp_path))
     with pytest.raises(DataError, match=r"people of the body capsule have none; use the body anny"):
-        write_people(tmp_path, "x", 1, PeopleOptions(backgrounds=str(tmp_path)))
+        write_people(tmp_path, "x", 1, options)
     options = PeopleOptions(body="anny", backgrounds=str(tmp_path / "none"))
     with pytest.raises(DataError, match="none: no such folder"):
         write_people(tmp_path, "x", 1, options)

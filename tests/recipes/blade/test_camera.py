@@ -35,7 +35,8 @@ class Known:
 
     def __init__(self, device: str = "cpu", noise: float = 1.0) -> None:
         self.model = BodyModel(capsule_body())
-        people, scene, _ = draw_rows(4, 2, self.model, PeopleOptions(SIZE, seed=5))
+        options = PeopleOptions(SIZE, seed=5, body="capsule")
+        people, scene, _ = draw_rows(4, 2, self.model, options)
         pose = np.stack([np.concatenate([one.root[None], one.body]) for one in people])
         self.rotations = axis_angle_to_matrix(torch.tensor(pose, dtype=torch.float32)).to(device)
         shape = torch.tensor(np.stack([one.shape for one in people]), dtype=torch.float32)

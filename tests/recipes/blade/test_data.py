@@ -9,6 +9,7 @@ import torch
 from real_files import write_dressed_body
 from small_recipes import SMALL_BLADE
 
+from overt.config import build_recipe, load
 from overt.data.people.crops import centred_side, draw_crop
 from overt.data.rng import sample_rng
 from overt.errors import DataError
@@ -84,6 +85,20 @@ def test_labels_follow_the_augmented_crop(tmp_path: Path) -> None:
         difference = (32 * sample.keypoints[:, :2] - expected)[known].abs()
         assert difference.max() < 1.5  # a mirrored picture is one pixel off
     assert kinds == {True, False}
+
+
+@pytest.mark.parametrize("key", ["    body: null\n", ""])
+def test_an_older_run_goes_on_with_capsules(tmp_path: Path, key: str) -> None:
+    """Its configuration names the body of the model, but not that of the people."""
+    text = SMALL_BLADE["depthnet"].config(tmp_path).text
+    # As before: the same command resumes the run, without a change to confirm.
+    assert "    body: null\n" in text
+    assert "    model: capsule\n" in text
+    file = tmp_path / "config.yaml"
+    file.write_text(text.replace("    body: null\n", key))
+    recipe = build_recipe(load([], config_file=str(file)))
+    recipe.check_evaluation_data()
+    assert recipe.build_dataset().sources[0].people.data.header.body == "capsule"
 
 
 def test_an_evaluation_renders_the_people_it_scores_and_nobody_else(tmp_path: Path) -> None:

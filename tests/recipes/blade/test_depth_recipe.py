@@ -43,6 +43,21 @@ def test_the_large_recipes_have_the_published_numbers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "body"),
+    [
+        (["recipe=blade_pretext"], "anny"),
+        (["recipe=blade_depthnet", "data=blade_people"], "anny"),
+        (["recipe=blade_posenet", "data=blade_people", "model.body.model=capsule"], "capsule"),
+        *([[f"recipe=blade_{stage}_tiny"], "capsule"] for stage in STAGES),
+        (["recipe=blade_depthnet_tiny", "model.body.model=anny"], "anny"),
+    ],
+)
+def test_people_are_rendered_with_the_body_of_the_model(words: list[str], body: str) -> None:
+    settings = load(words).settings
+    assert settings.data.synthetic.body == settings.model.body.model == body
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("model.depth.encoder=vitx", r"model\.depth\.encoder=vitx.*did you mean vit"),

@@ -194,6 +194,7 @@ def test_hands_follow_one_rule(scorer: Scorer) -> None:
         ({"model.body.transfer": "null"}, r"set model\.body\.transfer \(made by `overt data "),
         ({"model.body.transfer": "none.npz"}, r"model\.body\.transfer=none\.npz: the file does"),
         ({"model.body.model": "capsule"}, r"model\.body\.model=capsule is the body of rendered"),
+        ({"model.body.model": "anny"}, r"model\.body\.model=anny is the body of rendered people"),
         ({"model.body.smpl": "capsule"}, r"model\.body\.smpl=capsule is the body of rendered"),
         ({"model.body.smpl_regressor": "a.npy"}, r"model\.body\.smpl_regressor=a\.npy: no such"),
     ],

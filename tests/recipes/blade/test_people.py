@@ -21,7 +21,7 @@ BODY = BodySettings("capsule", None, "capsule", None, None)
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("people")
-    write_people(folder, "people_train", 4, PeopleOptions(size=32, seed=2))
+    write_people(folder, "people_train", 4, PeopleOptions(size=32, seed=2, body="capsule"))
     return folder
 
 
@@ -242,11 +242,20 @@ def test_a_folder_is_dropped_from_the_paths_of_one_data_set(
     assert found.picture(3).shape == (32, 32, 3)
 
 
-def test_the_capsule_is_no_body_of_real_people(root: Path, settings: DataSettings) -> None:
+@pytest.mark.parametrize("name", ["capsule", "anny"])
+def test_bodies_of_rendered_people_are_none_of_real_people(
+    root: Path, settings: DataSettings, name: str
+) -> None:
     real_files.write_annotations(root / "preprocessed_datasets" / "real.npz", columns(root))
     source = SourceSettings("x", "preprocessed_datasets/real.npz", "datasets/people_train", 1.0)
-    with pytest.raises(DataError, match=r"model\.body\.model=capsule is the body of rendered"):
-        People(source, settings, BODY, root, needs_pose=True)
+    body = BodySettings(name, None, None, None, None)
+    with pytest.raises(DataError, match=rf"model\.body\.model={name} is the body of rendered"):
+        People(source, settings, body, root, needs_pose=True)
+
+
+def test_rendered_people_need_the_body_they_were_rendered_with(
+    root: Path, settings: DataSettings
+) -> None:
     source = SourceSettings("x", "preprocessed_datasets/people_train.npz", "datasets/x", 1.0)
     smplx = BodySettings("SMPLX_NEUTRAL.npz", None, None, None, None)
     with pytest.raises(DataError, match=r"were rendered with the body capsule, but model\.body"):
