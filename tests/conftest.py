@@ -6,6 +6,8 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.skip(reason="a long test: make test-long"))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let each worker import a part of the tests first: all would rewrite the assertions of the
+    same file at the same time, where bytecode that one has written serves the others."""
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if count == 1 or [HERE.parent / word for word in session.config.args] != [HERE]:
+        return
+    number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    for file in sorted(HERE.rglob("test_*.py"))[number::count]:
+        # Whatever a file raises or skips, it does so again when it is collected.
+        with suppress(Exception, pytest.skip.Exception):
+            import_module(".".join(file.relative_to(HERE.parent).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:
