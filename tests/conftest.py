@@ -18,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
+HAS_GPU = torch.cuda.is_available()
 # Modules that several tests share are imported by their own name.
 SHARED = (
     ".", "benchmarks", "cluster", "data/tracking", "faults", "files", "ops", "recipes", "reference",
@@ -109,11 +110,14 @@ def _share_server(address: str) -> None:
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     """No test depends on which tests ran before it."""
-    torch.manual_seed(0)
+    # Without a GPU, torch.manual_seed formats the stack for each kind of device: milliseconds.
+    seed = torch.manual_seed if HAS_GPU else torch.default_generator.manual_seed
+    seed(0)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     # A run leaves this as it was set; kernels would give way to their definitions.
-    torch.use_deterministic_algorithms(False)
+    if torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(False)
     # torch.export that fails leaves the fast convolutions of CPUs switched off.
     torch.backends.mkldnn.enabled = True
 
