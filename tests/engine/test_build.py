@@ -143,9 +143,7 @@ def test_first_weights_that_are_not_there_are_noticed_before_data_is_made(tmp_pa
     config = toy_config(tmp_path, f"checkpoint.init_from={tmp_path / 'nowhere'}")
     recipe = build_recipe(config)
     recipe.build_dataset = pytest.fail  # type: ignore[method-assign]
-    with pytest.raises(
-        CheckpointError, match=r"init_from=.*nowhere: no such checkpoint"
-    ):
+    with pytest.raises(CheckpointError, match=r"init_from=.*nowhere: no such checkpoint"):
         build(config, recipe, ALONE)
 
 
