@@ -6,6 +6,8 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
+HAS_GPU = torch.cuda.is_available()
 # Modules that several tests share are imported by their own name.
 SHARED = (
     ".", "benchmarks", "cluster", "data/tracking", "faults", "files", "ops", "recipes", "reference",
@@ -40,6 +43,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.skip(reason="a long test: make test-long"))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let each worker import a part of the tests first: all would rewrite the assertions of the
+    same file at the same time, where bytecode that one has written serves the others."""
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if count == 1 or [HERE.parent / word for word in session.config.args] != [HERE]:
+        return
+    number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    for file in sorted(HERE.rglob("test_*.py"))[number::count]:
+        # Whatever a file raises or skips, it does so again when it is collected.
+        with suppress(Exception, pytest.skip.Exception):
+            import_module(".".join(file.relative_to(HERE.parent).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:
@@ -94,11 +110,14 @@ def _share_server(address: str) -> None:
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     """No test depends on which tests ran before it."""
-    torch.manual_seed(0)
+    # Without a GPU, torch.manual_seed formats the stack for each kind of device: milliseconds.
+    seed = torch.manual_seed if HAS_GPU else torch.default_generator.manual_seed
+    seed(0)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     # A run leaves this as it was set; kernels would give way to their definitions.
-    torch.use_deterministic_algorithms(False)
+    if torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(False)
     # torch.export that fails leaves the fast convolutions of CPUs switched off.
     torch.backends.mkldnn.enabled = True
 

@@ -64,6 +64,10 @@ WITHOUT_TORCH = {
 }
 
 
+# What an import can be part of; nine nodes out of ten are expressions.
+STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
+
+
 class Import(NamedTuple):
     file: Path
     line: int
@@ -86,9 +90,11 @@ def imports_of(file: Path, root: Path) -> list[Import]:
             for alias in node.names:
                 yield Import(file, node.lineno, f"{base}.{alias.name}", at_start)
         else:
-            inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             types_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
             for child in ast.iter_child_nodes(node):
+                if not isinstance(child, STATEMENTS):
+                    continue
                 later = inside or (types_only and child not in getattr(node, "orelse", []))
                 yield from visit(child, at_start and not later)
 

@@ -40,11 +40,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 def strings(tree: ast.AST) -> Iterator[tuple[bool, str]]:
     """Return every string of a source, and whether it is a docstring."""
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    owners = [node for node in ast.walk(tree) if isinstance(node, kinds) and node.body]
-    first = [node.body[0] for node in owners]
-    docstrings = {id(item.value) for item in first if isinstance(item, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+    docstrings = set()
+    for node in ast.walk(tree):  # what holds a docstring comes before it
+        if isinstance(node, kinds) and node.body and isinstance(node.body[0], ast.Expr):
+            docstrings.add(id(node.body[0].value))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield id(node) in docstrings, node.value
 
 

@@ -51,6 +51,7 @@ def banned_in(files: list[Path]) -> list[str]:
     return [
         f"{file.relative_to(ROOT)}:{line}: {match.group(0)}"
         for file in files
+        if BANNED.search(file.read_text(encoding="utf-8"))  # taking sources apart takes seconds
         for line, text in pieces(file)
         for match in BANNED.finditer(text)
     ]

@@ -161,6 +161,9 @@ def _examine_run(config: Config, options: argparse.Namespace, world: World) -> l
     remedy = "fix this first; the rest of the run was not checked"
     size = world.world_size
     checks = [attempt("batch", lambda: run.batches(config, size), remedy)]
+    if config.checkpoint.init_from is not None:
+        advice = "name a checkpoint that exists, or set checkpoint.init_from=null"
+        checks.append(attempt("initial weights", lambda: run.initial_weights(config), advice))
     try:
         recipe = build_recipe(config)
         source = recipe.build_dataset()

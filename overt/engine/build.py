@@ -42,7 +42,7 @@ from overt.engine.strategy.fsdp import (
 )
 from overt.engine.strategy.graph import check_replayable
 from overt.engine.trainable import Only, Trainable
-from overt.errors import ConfigError
+from overt.errors import CheckpointError, ConfigError
 from overt.health.phases import Phases
 from overt.nn.ema import make_average
 from overt.recipe import Recipe
@@ -143,6 +143,7 @@ def build(
     training, phases = config.training, phases or Phases()
     plan = plan_batches(training, world.world_size)
     check_stackable(recipe, plan)
+    source = initial_weights(config) if loads_weights else None  # before data is generated
     if loader is None:
         loader = build_loader(config, recipe, plan, world)
         recipe.check_evaluation_data()  # a run reads nothing later that was not opened here
@@ -156,7 +157,7 @@ def build(
     seed_everything(config.seed)  # the same initial weights on every rank
     fitted = fit_memory(training, recipe, plan.batch_size, world.device)
     model = recipe.build_model().to(world.device)
-    loaded = load_initial_weights(config, model, recipe.unscored) if loads_weights else None
+    loaded = load_initial_weights(config, model, recipe.unscored, source)
     # Copies of the bare model, taken before anything is compiled or wrapped.
     average = None if training.ema_momentum is None else make_average(model)
     whole_model = WholeModel(model) if training.strategy == "fsdp" else None
@@ -275,16 +276,27 @@ def introduction(
     )
 
 
-def load_initial_weights(config: Config, model: nn.Module, unscored: tuple[str, ...]) -> str | None:
-    """Load the weights of `checkpoint.init_from`, if it names any; what became of each of them."""
+def initial_weights(config: Config) -> Path | None:
+    """Return the file or folder that `checkpoint.init_from` names, or refuse."""
     source = config.checkpoint.init_from
     if source is None:
         return None
     if source.startswith(SHIPPED):
-        source = str(shipped_weights(source.removeprefix(SHIPPED)))
+        return shipped_weights(source.removeprefix(SHIPPED))
+    if not Path(source).exists():
+        raise CheckpointError(f"checkpoint.init_from={source}: no such checkpoint; check the path")
+    return Path(source)
+
+
+def load_initial_weights(
+    config: Config, model: nn.Module, unscored: tuple[str, ...], source: Path | None
+) -> str | None:
+    """Load the weights that a run starts from, if any; return what became of each of them."""
+    if source is None:
+        return None
     rename = [(rule.match, rule.to) for rule in config.checkpoint.init_map]
     report = load_initial(source, model, config.checkpoint.init_skip, unscored, rename)
-    if is_main_process() and Path(source).is_dir():
+    if is_main_process() and source.is_dir():
         # Another run's retention does not delete what this one starts from.
-        storage.pin(Path(source), f"{config.run_dir} starts from it")
+        storage.pin(source, f"{config.run_dir} starts from it")
     return str(report)

@@ -20,6 +20,19 @@ CONTAINERS = ("state_dict", "model", "model_state", "model_state_dict", "teacher
 
 def read_weights(path: str | Path, key: str) -> dict[str, Tensor]:
     """The tensors of a checkpoint under the bare model's names; the setting `key` names it."""
+    file = weight_file(path, key)
+    try:
+        tensors, _ = read_weight_file(file, CONTAINERS)
+        names = clean_keys(tensors, str(file))
+    except CheckpointError as error:  # its message starts with the file
+        raise CheckpointError(f"{key}={error}") from None
+    if not tensors:
+        raise CheckpointError(f"{key}={path}: {file} holds no tensors")
+    return {names[name]: value for name, value in tensors.items()}
+
+
+def weight_file(path: str | Path, key: str) -> Path:
+    """Return the file that `read_weights` reads, or refuse; nothing is read."""
     file = Path(path)
     if file.is_dir():
         if (file / "shards.json").is_file():
@@ -32,11 +45,4 @@ def read_weights(path: str | Path, key: str) -> dict[str, Tensor]:
         file = average if average.is_file() else weights_in(file) or file / "model.safetensors"
     if not file.is_file():
         raise CheckpointError(f"{key}={path}: no such checkpoint (looked for {file})")
-    try:
-        tensors, _ = read_weight_file(file, CONTAINERS)
-        names = clean_keys(tensors, str(file))
-    except CheckpointError as error:  # its message starts with the file
-        raise CheckpointError(f"{key}={error}") from None
-    if not tensors:
-        raise CheckpointError(f"{key}={path}: {file} holds no tensors")
-    return {names[name]: value for name, value in tensors.items()}
+    return file

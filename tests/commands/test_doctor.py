@@ -54,6 +54,7 @@ def test_a_run_that_is_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ("data.samples=0", "data", "empty"),
         ("data.broken_sample=3", "data", "sample 3 cannot be read: toy file 3 is unreadable"),
         ("training.global_batch_size=5", "batch", "5 is not"),
+        ("checkpoint.init_from=nowhere", "initial weights", "init_from=nowhere: no such"),
     ],
 )
 def test_a_run_that_cannot_work_fails_with_a_remedy(

@@ -16,7 +16,7 @@ from overt.checkpoint import storage
 from overt.config import build_recipe
 from overt.distributed import World, init_distributed
 from overt.engine.build import Parts, Wrapping, build, introduction, wrap
-from overt.errors import ConfigError, DataError
+from overt.errors import CheckpointError, ConfigError, DataError
 from overt.health.phases import Phases
 
 RUNS = Callable[..., list[Any]]
@@ -137,6 +137,14 @@ def test_first_weights_come_from_a_checkpoint_which_is_then_kept(tmp_path: Path)
     resumed = parts_of(tmp_path / "third", start, loads_weights=False)
     assert resumed.loaded is None
     assert same_bits(resumed.model.state_dict(), scratch.model.state_dict())
+
+
+def test_first_weights_that_are_not_there_are_noticed_before_data_is_made(tmp_path: Path) -> None:
+    config = toy_config(tmp_path, f"checkpoint.init_from={tmp_path / 'nowhere'}")
+    recipe = build_recipe(config)
+    recipe.build_dataset = pytest.fail  # type: ignore[method-assign]
+    with pytest.raises(CheckpointError, match=r"init_from=.*nowhere: no such checkpoint"):
+        build(config, recipe, ALONE)
 
 
 # --- strategies -----------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import wandb
 from log_files import SQUARE, plain, rows
 from PIL import Image
 from wandb_file import read_offline_run
@@ -135,6 +134,8 @@ def offline(folder: Path, **options: Any) -> MetricsLogger:
 
 def written_run(folder: Path) -> Path:
     """The file of the one run in `folder`, once W&B's own process has written all of it."""
+    import wandb  # most of a second, which each worker would spend to collect this file
+
     wandb.teardown()
     (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     return path

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wandb.proto.wandb_internal_pb2 import Record
-
 HEADER = struct.Struct("<4sHB")  # b":W&B", 0xBEE1, 0
 CHUNK = struct.Struct("<IHB")  # checksum, length, kind: 1 whole, 2 first, 3 middle, 4 last piece
 BLOCK = 32768  # no chunk crosses a multiple of this
@@ -50,6 +48,8 @@ def values(items: Any) -> dict[str, Any]:
 
 def records(path: Path) -> Iterator[Any]:
     """The records of the file, up to where it was cut off if it was."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
     data = path.read_bytes()
     assert HEADER.unpack_from(data) == (b":W&B", 0xBEE1, 0)
     position, pieces = HEADER.size, b""

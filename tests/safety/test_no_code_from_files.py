@@ -17,6 +17,8 @@ FORBIDDEN = {
 }  # fmt: skip
 # Where allow_pickle stands among the arguments.
 POSITIONS = {"numpy.load": 2, "numpy.lib.format.read_array": 1}
+# Arguments by name that decide.
+TELLING = {"weights_only", "allow_pickle", "shell"}
 # A reader of its own is allowed if it decides on every name itself.
 UNPICKLERS = {"pickle.Unpickler", "pickle._Unpickler"}
 
@@ -38,7 +40,7 @@ def calls_of(source: str) -> Iterator[tuple[int, str]]:
         if not isinstance(node, ast.Call):
             continue
         name = full_name(node.func, known)
-        named = {word.arg: ast.unparse(word.value) for word in node.keywords if word.arg}
+        named = {word.arg: ast.unparse(word.value) for word in node.keywords if word.arg in TELLING}
         if name in FORBIDDEN:
             yield node.lineno, name
         elif name == "torch.load" and named.get("weights_only") != "True":

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from overt.errors import CheckpointError
+from overt.files.yaml_text import read_yaml
 from overt.geometry.body import BodyModel
 from overt.geometry.body_files import load_body
 from overt.nn.dinov2 import DinoVisionTransformer
-from overt.nn.pretrained import read_weights
+from overt.nn.pretrained import read_weights, weight_file
 from overt.recipes.blade.config import (
     CONV,
     BodySettings,
@@ -29,6 +32,8 @@ from overt.recipes.blade.depthnet import (
 from overt.recipes.blade.dpt import DepthAnything
 from overt.recipes.blade.posenet import PoseBranch, PoseHeads, PoseNet
 from overt.recipes.blade.resnet import ResNet
+
+logger = logging.getLogger(__name__)
 
 CONV_STRIDE = 16
 # With fp8, of all but the linear layers of the encoder's blocks.
@@ -112,11 +117,59 @@ def build_posenet(settings: PoseModelSettings, depth_size: int) -> PoseNet:
                 "evaluate one or to estimate people, model.depthnet_checkpoint=null is enough"
             )
         depthnet.load_depthnet(read_weights(source, "model.depthnet_checkpoint"), source)
+        warn_of_other_settings(settings.depth, source)
         model.has_depthnet = True
     if settings.base_checkpoint is not None:
         source = settings.base_checkpoint
         model.load_base(read_weights(source, "model.base_checkpoint"), source)
     return model
+
+
+def warn_of_other_settings(settings: DepthSettings, source: str) -> None:
+    """Log where DepthNet computes otherwise than in stage 1, although its tensors fit."""
+    file = Path(source) / "config.yaml"
+    if not file.is_file():  # a published or an exported one
+        return
+    config = read_yaml(file)
+    stored = OmegaConf.select(config, "model.depth") if isinstance(config, DictConfig) else None
+    if not isinstance(stored, DictConfig):
+        return
+    keys = ["map_size", "head.num_heads", "head.max_depth"]
+    if stored.get("freeze_backbone"):  # one that was trained had the precision of its run
+        keys.append("backbone_precision")
+    current = OmegaConf.structured(settings)
+    differing = []
+    for key in keys:
+        before, now = OmegaConf.select(stored, key), OmegaConf.select(current, key)
+        if before is not None and before != now:
+            differing.append(f"model.depth.{key}={before}, here {now}")
+    if differing:
+        logger.warning(
+            "model.depthnet_checkpoint=%s was trained with other settings, which change the depth "
+            "that it predicts: %s. Set them as in stage 1 unless this is intended",
+            source,
+            "; ".join(differing),
+        )
+
+
+def require_depth_files(settings: DepthSettings) -> None:
+    """Refuse a file of weights that is not there, before people are rendered for minutes."""
+    if settings.backbone_checkpoint is not None:
+        weight_file(settings.backbone_checkpoint, "model.depth.backbone_checkpoint")
+
+
+def require_pose_files(settings: PoseModelSettings) -> None:
+    """Refuse a file of weights that is not there, before people are rendered for minutes."""
+    files = {
+        "model.base_checkpoint": settings.base_checkpoint,
+        "model.branch.backbone_checkpoint": settings.branch.backbone_checkpoint,
+    }
+    if settings.tz_conditioning:
+        require_depth_files(settings.depth)
+        files["model.depthnet_checkpoint"] = settings.depthnet_checkpoint
+    for key, file in files.items():
+        if file is not None:
+            weight_file(file, key)
 
 
 def build_body(settings: BodySettings) -> BodyModel:

@@ -11,7 +11,7 @@ from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import Row, score_batches, summarize, with_names
 from overt.recipe import Recipe, SampleSource, StepOutput
-from overt.recipes.blade.build import build_depthnet
+from overt.recipes.blade.build import build_depthnet, require_depth_files
 from overt.recipes.blade.config import CONV, DepthNetSettings
 from overt.recipes.blade.data import (
     DepthBatch,
@@ -54,6 +54,7 @@ class DepthNetRecipe(Recipe):
                 "of Depth-Anything-V2 (metric, Hypersim; huggingface.co/depth-anything) or of a "
                 "run of recipe=blade_pretext. Without any, set model.depth.freeze_backbone=false"
             )
+        require_depth_files(depth)
         data, body = self.settings.data, self.settings.model.body
         if data.is_live:
             return LivePeople(data, body, data.depth_augmentation)

@@ -17,7 +17,7 @@ from overt.evaluation import summarize
 from overt.geometry.body import BODY_JOINTS, HAND_JOINTS, BodyModel
 from overt.geometry.rotation import axis_angle_to_matrix
 from overt.recipe import Recipe, SampleSource, StepOutput
-from overt.recipes.blade.build import build_body, build_posenet
+from overt.recipes.blade.build import build_body, build_posenet, require_pose_files
 from overt.recipes.blade.camera import LIMB_JOINTS
 from overt.recipes.blade.config import PoseNetSettings
 from overt.recipes.blade.data import (
@@ -66,6 +66,7 @@ class PoseNetRecipe(Recipe):
                 "checkpoint of DepthNet (runs/blade_depthnet/checkpoints/best), or run both by "
                 "`overt stages`. model.tz_conditioning=false trains the base without a depth"
             )
+        require_pose_files(model)
         if data.is_live:
             least, added = data.pose_side
             return LivePeople(data, model.body, data.pose_augmentation, (least, added))

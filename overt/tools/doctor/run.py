@@ -20,11 +20,13 @@ from overt.config import Config
 from overt.config.batch import plan_batches
 from overt.config.schema import OptimizerSection
 from overt.data.rng import sample_rng
+from overt.engine.build import initial_weights as find_initial_weights
 from overt.engine.optimizer import build_optimizer
 from overt.engine.optimizer_rules import Assignment, assign
 from overt.errors import OvertError
 from overt.recipe import Recipe, SampleSource
 from overt.run.reader import number_of, read_rows
+from overt.run.resume import has_to_resume
 from overt.tools.doctor.cluster import nearest_existing
 from overt.tools.doctor.report import Check, fail, ok, warn
 
@@ -40,6 +42,13 @@ def batches(config: Config, world_size: int) -> Check:
         f"{plan.batch_size} per process x {world_size} process(es) x {plan.accumulation_steps} "
         f"accumulated = {plan.global_batch_size}",
     )
+
+
+def initial_weights(config: Config) -> Check:
+    """Check that the weights that a new run starts from exist."""
+    if has_to_resume(config):
+        return ok("initial weights", "not needed: the run resumes from its checkpoint")
+    return ok("initial weights", f"{find_initial_weights(config)} exists")
 
 
 def evaluation_data(recipe: Recipe) -> Check:

@@ -1,5 +1,7 @@
 """overt/data/people/smplx_labels.py: the body of SMPL is found again as one of SMPL-X."""
 
+import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,11 +9,17 @@ import numpy as np
 import pytest
 import real_files
 import torch
+from scipy.sparse import coo_matrix
 
 from overt.commands.data import main
 from overt.data.people.human_data import HumanData
 from overt.data.people.smplx_labels import Converter, FitOptions, convert_labels
 from overt.errors import DataError
+from overt.geometry.body import SMPL_JOINTS, BodyModel
+from overt.geometry.body_capsule import capsule_body
+from overt.geometry.body_files import load_body
+from overt.geometry.body_transfer import VertexTransfer, load_transfer
+from overt.geometry.rotation import axis_angle_to_matrix
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +57,80 @@ def test_labels_are_fitted_at_real_size(root: Path, capsys: pytest.CaptureFixtur
     np.testing.assert_allclose(found["smplx/body_pose"][:, :19], body, atol=0.15)
     # Hands are absolute: flat as SMPL's are, although the mean hand of the file is bent.
     assert np.abs(found["smplx/left_hand_pose"]).mean() < 0.05
+
+
+ROUGH = 0.008  # meters, standard deviation of each coordinate
+
+
+def write_other_surfaces(folder: Path) -> FitOptions:
+    """Write small bodies: SMPL's surface is rough, its vertices are others in another order."""
+    real_files.write_annotations(
+        folder / "train.npz", real_files.of_smpl(real_files.rendered(folder, count=2, size=16))
+    )
+    corners = len(capsule_body().v_template)
+    smpl = real_files.body_arrays(corners + 60, SMPL_JOINTS, False)
+    smplx = real_files.body_arrays(2 * corners + 9, 55, True)
+    rng = np.random.default_rng(0)
+    rough = rng.normal(scale=ROUGH, size=(corners, 3)).astype(np.float32)
+    smpl["v_template"] = smpl["v_template"] + real_files.repeated(rough, corners + 60)
+    order = rng.permutation(corners + 60)
+    for name in ("v_template", "shapedirs", "posedirs", "weights"):
+        smpl[name] = smpl[name][order]
+    smpl["J_regressor"] = smpl["J_regressor"][:, order]
+    position = np.argsort(order)  # of each vertex in that order
+    smpl["f"] = position[smpl["f"].astype(np.int64)].astype(np.uint32)
+    targets = np.arange(2 * corners + 9)
+    matrix = coo_matrix(
+        (np.ones(len(targets)), (targets, position[targets % corners])),
+        shape=(len(targets), 2 * (corners + 60)),
+    )
+    paths = [folder / name for name in ("smpl.npz", "smplx.npz", "smpl2smplx.pkl")]
+    np.savez(paths[0], **smpl)
+    np.savez(paths[1], **smplx)
+    paths[2].write_bytes(pickle.dumps({"mtx": matrix.tocsc()}))
+    return FitOptions(*map(str, paths), iterations=12)
+
+
+def test_of_a_surface_that_no_smplx_has_the_residual_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen, out = write_other_surfaces(tmp_path), tmp_path / "out.npz"
+    words = ["smplx-labels", str(tmp_path / "train.npz"), str(out), "--device", "cpu"]
+    words += ["--smpl", chosen.smpl, "--smplx", chosen.smplx, "--transfer", chosen.transfer]
+    assert main([*words, "--iterations", "12"]) == 0
+    printed = re.search(
+        r"2 people, vertices within ([\d.]+) mm on average, the worst ([\d.]+) mm \(row ([01])\); "
+        r"0 above 20 mm",
+        capsys.readouterr().out,
+    )
+    assert printed
+
+    # Again, from the labels that were written: where each vertex is, and where it belongs.
+    columns = HumanData.load(out).columns
+
+    def posed(kind: str, file: str, *parts: np.ndarray) -> torch.Tensor:
+        pose = np.concatenate([columns[f"{kind}/global_orient"][:, None], *parts], axis=1)
+        turns = axis_angle_to_matrix(torch.tensor(pose))
+        body = BodyModel(load_body(file, "body"))
+        vertices = body(torch.tensor(columns[f"{kind}/betas"]), turns).vertices
+        return vertices + torch.tensor(columns[f"{kind}/transl"])[:, None]
+
+    face = np.zeros((2, 3, 3), np.float32)
+    hands = [columns[f"smplx/{side}_hand_pose"] for side in ("left", "right")]
+    found = posed("smplx", chosen.smplx, columns["smplx/body_pose"], face, *hands)
+    mesh = posed("smpl", chosen.smpl, columns["smpl/body_pose"])
+    transfer = load_transfer(chosen.transfer, "transfer", mesh.shape[1], found.shape[1])
+    errors = 1000 * (found - VertexTransfer(transfer)(mesh)).norm(dim=-1).mean(-1)
+    assert float(printed[1]) == pytest.approx(float(errors.mean()), abs=0.06)
+    assert float(printed[2]) == pytest.approx(float(errors.max()), abs=0.06)
+    assert int(printed[3]) == int(errors.argmax())
+
+    # The roughness stays, the body below it is found.
+    expected = 1000 * ROUGH * np.sqrt(8 / np.pi)  # mean length of such a vector
+    assert 0.8 * expected < errors.min() <= errors.max() < 1.1 * expected
+    np.testing.assert_allclose(columns["smplx/transl"], columns["smpl/transl"], atol=0.02)
+    known = columns["smpl/body_pose"][:, :19]
+    assert np.abs(columns["smplx/body_pose"][:, :19] - known).mean() < 0.05
 
 
 def test_an_interrupted_fit_goes_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from overt.recipes.blade.data import open_evaluation
 from overt.recipes.blade.pose_recipe import true_rotations
 
 AUGMENTED = [
-    "model.depthnet_checkpoint=none",
+    "model.tz_conditioning=false",
     "data.pose_side=[1.0,0.0]",
     "data.pose_augmentation.rotation=30",
     "data.pose_augmentation.rotation_probability=1",
@@ -41,7 +41,7 @@ def test_people_are_as_large_in_training_as_in_the_scored_pictures(
     tmp_path: Path, live: bool
 ) -> None:
     """PoseNet is scored on whole pictures: a crop of another scale has not seen their people."""
-    words = ["model.depthnet_checkpoint=none", "data.pose_augmentation.mirror=0"]
+    words = ["model.tz_conditioning=false", "data.pose_augmentation.mirror=0"]
     written = SMALL_BLADE["posenet"].recipe(tmp_path, *words).build_dataset().sources[0]
     recipe = SMALL_BLADE["posenet"].recipe(tmp_path, *words)
     if live:

@@ -39,7 +39,7 @@ CORNER_XY = (150, 40)  # of the person's crop in the photograph
 PLAIN = (
     f"data.synthetic.size={SIZE}", f"data.depth_size={SIZE}", f"data.pose_size={SIZE}",
     "data.synthetic.fixed_colors=false", "data.synthetic.live=true",
-    "data.synthetic.live_framing=photograph", "model.depthnet_checkpoint=none",
+    "data.synthetic.live_framing=photograph", "model.tz_conditioning=false",
     f"data.synthetic.photograph.margin=[{ROOM},{ROOM}]", "data.synthetic.photograph.shift=0",
     "data.synthetic.photograph.whole=0", "data.synthetic.photograph.border=0",
     "evaluation.camera.size=400", "evaluation.search_scales=1",

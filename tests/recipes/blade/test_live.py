@@ -57,7 +57,7 @@ def words(root: Path, *more: str) -> list[str]:
 def test_crops_and_labels_are_those_of_written_people(root: Path, stage: str) -> None:
     given = words(root, "data.synthetic.framing=camera", *AUGMENTED)
     if stage == "posenet":
-        given += ["model.depthnet_checkpoint=none", "data.pose_side=[0.9,0.3]"]
+        given += ["model.tz_conditioning=false", "data.pose_side=[0.9,0.3]"]
     source = SMALL_BLADE[stage].recipe(root, *given).build_dataset().sources[0]
     source.people.whole_image = False  # as for people who are scored
     recipe = SMALL_BLADE[stage].recipe(root, *given, "data.synthetic.live=true")
@@ -112,7 +112,7 @@ def test_a_gpu_renders_the_same_bits(root: Path, stage: str) -> None:
     """With training.deterministic=true: normals are sums over faces, in any order otherwise."""
     given = words(root, "data.synthetic.live=true", *AUGMENTED)
     if stage == "posenet":
-        given.append("model.depthnet_checkpoint=none")
+        given.append("model.tz_conditioning=false")
     recipe = SMALL_BLADE[stage].recipe(root, *given)
     people = recipe.build_dataset()
     samples = [people.sample(row, sample_rng(0, 0, row)) for row in ROWS]
@@ -150,7 +150,7 @@ def test_photographs_are_crops_already(root: Path, tmp_path: Path) -> None:
         "data.synthetic.live_framing=photograph",
         f"data.synthetic.live_backgrounds={photographs}",
         "data.synthetic.live_background_fraction=0.5",
-        "model.depthnet_checkpoint=none",
+        "model.tz_conditioning=false",
         "data.pose_augmentation.noise=0",
         "data.pose_augmentation.mirror=0",
     )

@@ -1,5 +1,6 @@
 """PoseNet: starts at the base, is told the depth, and trains only what it may."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -118,9 +119,63 @@ def test_stage_one_is_needed_and_asked_for(root: Path) -> None:
         recipe.build_model().require_weights()
 
 
+NAMED = {
+    "depthnet": ["model.depth.backbone_checkpoint"],
+    "posenet": [
+        "model.depthnet_checkpoint",
+        "model.base_checkpoint",
+        "model.depth.backbone_checkpoint",
+        "model.branch.backbone_checkpoint",
+    ],
+}
+
+
+@pytest.mark.parametrize(("stage", "key"), [(s, key) for s, keys in NAMED.items() for key in keys])
+def test_weights_that_are_not_there_are_noticed_before_people_are_rendered(
+    stage: str, key: str, root: Path, tmp_path: Path
+) -> None:
+    words = [f"data.root={tmp_path}", f"{key}=nowhere"]
+    if stage == "posenet" and key != "model.depthnet_checkpoint":
+        words.append(f"model.depthnet_checkpoint={stage_one(root)}")
+    recipe = SMALL_BLADE[stage].recipe(root, *words)
+    with pytest.raises(CheckpointError, match=rf"{key}=nowhere: no such checkpoint"):
+        recipe.build_dataset()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_base_estimator_asks_for_no_depthnet(root: Path) -> None:
+    words = ["model.tz_conditioning=false", "model.depthnet_checkpoint=nowhere"]
+    assert len(SMALL_BLADE["posenet"].recipe(root, *words).build_dataset()) > 0
+
+
 def test_a_stage_one_checkpoint_of_another_size_is_refused(root: Path) -> None:
     with pytest.raises(CheckpointError, match=r"another backbone than model\.depth says"):
         build(root, "model.depth.channels=64")
+
+
+def test_the_log_says_how_depthnet_differs_from_stage_one(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No tensor tells the precision or the largest depth: such a checkpoint fits in any case."""
+    build(root)
+    assert not caplog.messages
+    build(root, "model.depth.head.max_depth=20")
+    assert "model.depth.head.max_depth=10.0, here 20.0" in caplog.messages[0]
+    caplog.clear()
+    stage = tmp_path / "stage_one"
+    shutil.copytree(stage_one(root), stage)
+    text = (stage / "config.yaml").read_text()
+    changed = text.replace("backbone_precision: fp32", "backbone_precision: fp8")
+    (stage / "config.yaml").write_text(
+        changed.replace("freeze_backbone: false", "freeze_backbone: true")
+    )
+    assert changed != text
+    build(root, f"model.depthnet_checkpoint={stage}")
+    assert "model.depth.backbone_precision=fp8, here fp32" in caplog.messages[0]
+    (stage / "config.yaml").unlink()  # an export has none
+    caplog.clear()
+    build(root, f"model.depthnet_checkpoint={stage}")
+    assert not caplog.messages
 
 
 def test_a_base_that_does_not_fit_is_refused(root: Path, base: Path) -> None:
