@@ -88,7 +88,7 @@ def estimate_person(
         crop_pixels = _cut(picture, crop, settings.data.pose_size)
     output: PoseOutput = model(crops.to(device), crop_pixels.to(device))
     rotations, shape, depth = (part.float() for part in output[:3] if part is not None)
-    found, good = limb_pixels(output, crop, keypoints, device)
+    limb_xy, good = limb_pixels(output, crop, keypoints, device)
     chosen = settings.evaluation.camera
     shrunk = Shrunk.of((height, width), chosen.size)
     centre = (width / 2, height / 2)
@@ -99,7 +99,7 @@ def estimate_person(
         side = settings.data.pose_size
         seen_mask = mask_in_picture(output.silhouette, crop, side, shrunk.size, shrunk.scale)
     small_centre = (shrunk.pixel(centre[0]), shrunk.pixel(centre[1]))
-    observed = Observation(seen_mask, shrunk.pixel(found), good, shrunk.size, small_centre)
+    observed = Observation(seen_mask, shrunk.pixel(limb_xy), good, shrunk.size, small_centre)
     options = SolveOptions(
         chosen.iterations, chosen.keypoint_weight, chosen.optimize_depth, chosen.optimize_pose
     )
@@ -140,7 +140,7 @@ def estimate_person(
         global_orient=turns[0].cpu().numpy(),
         body_pose=turns[1:].cpu().numpy(),
         betas=shape[0].cpu().numpy(),
-        keypoints=found[0].cpu().numpy(),
+        keypoints=limb_xy[0].cpu().numpy(),
         overlay=over.permute(1, 2, 0).cpu().numpy(),
     )
 
@@ -218,8 +218,8 @@ def _look_twice(
     output: PoseOutput = model(*crops)
     if output.keypoints is None:
         return full_crop, full_crop
-    found, _ = limb_pixels(output, full_crop, None, device)
-    limbs = _with_confidence(found[0].cpu().numpy())
+    limb_xy, _ = limb_pixels(output, full_crop, None, device)
+    limbs = _with_confidence(limb_xy[0].cpu().numpy())
     least = full_crop.side / SMALLEST
     centre, side = keypoint_square(limbs, least)
     reach = ROOM * 2 * float(np.abs(limbs[:, :2] - full_crop.centre).max())

@@ -28,7 +28,7 @@ class Silhouettes(NamedTuple):
     """Labels of some people."""
 
     masks: Tensor  # (B, M, M) bool
-    known: Tensor  # (B,) bool; without enough keypoints in the crop there is no mask
+    known: Tensor  # (B,) bool; false with too few keypoints in the crop
 
 
 class SilhouetteHead(nn.Module):
