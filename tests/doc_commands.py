@@ -198,9 +198,14 @@ def try_settings(options: argparse.Namespace) -> None:
 
 
 def recipe_of(files: Sequence[str], packages: Sequence[str]) -> str:
-    """Of the run that a path names: `runs/RECIPE/...`, as runs are named unless told otherwise."""
+    """Of the run that a path names: that of a chain in examples, or `runs/RECIPE/...`."""
     if packages:
         return Path(packages[0]).name
+    for chain in sorted((ROOT / "examples").glob("*/stages*.yaml")):
+        plan = OmegaConf.load(chain)
+        for stage in plan.stages:
+            if any(file.startswith(f"{plan.output_dir}/{stage.name}/") for file in files):
+                return str(stage.recipe)
     parts = [part for file in files for part in Path(file).parts]
     return next((part for part in parts if part in RECIPES), "cotracker3_tiny")
 
