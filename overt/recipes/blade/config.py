@@ -520,6 +520,12 @@ def _name_rendered_body(data: DataSettings, body: BodySettings) -> None:
             "data.synthetic.live=true with the body capsule: only dressed people are rendered "
             "during training; set model.body.model to anny, or to a file of `overt data anny-body`"
         )
+    named = (data.synthetic.body, body.model)
+    if named[0] != named[1] and all(name in ("anny", "capsule") for name in named):
+        raise ConfigError(
+            f"data.synthetic.body={named[0]}, but model.body.model={named[1]}: people are rendered "
+            "with the body that the model predicts; set model.body.model alone"
+        )
 
 
 @dataclass

@@ -77,8 +77,7 @@ def test_crops_and_labels_are_those_of_written_people(root: Path, stage: str) ->
     assert mirrored == {True, False}
     expected = (collate_depth if stage == "depthnet" else collate_pose)(written)
     made = recipe.on_device(recipe.collate(drawn))
-    for field in dataclasses.fields(expected):
-        values, truth = getattr(made, field.name), getattr(expected, field.name)
+    for values, truth in zip(tensors_in(made), tensors_in(expected), strict=True):
         assert (values.dtype, values.shape) == (truth.dtype, truth.shape)
         if values.dtype == torch.uint8:  # the written ones were compressed
             assert (values.int() - truth.int()).abs().float().mean() < 8
@@ -215,6 +214,8 @@ def test_one_body_and_one_source(root: Path) -> None:
         small.recipe(root, *live, "data.synthetic.depth_maps=false")
     with pytest.raises(ConfigError, match="name the same body for both"):
         SMALL_BLADE["depthnet"].recipe(root, *live, "model.body.model=anny").build_dataset()
+    with pytest.raises(ConfigError, match=r"body=anny, but model\.body\.model=capsule: people are"):
+        SMALL_BLADE["depthnet"].recipe(root, "data.synthetic.body=anny")  # nothing is rendered
     settings = SMALL_BLADE["depthnet"].config(root, *live).settings.data
     with pytest.raises(ConfigError, match=r"with 2 data\.sources"):
         dataclasses.replace(settings, sources=2 * settings.sources)
