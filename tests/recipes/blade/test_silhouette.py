@@ -133,14 +133,14 @@ def test_the_head_learns(recipe: Any) -> None:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(trained, lr=3e-3)
     overlaps = []
-    for step in range(40):
+    for step in range(50):
         output = recipe.loss(model, batch, counts, step)
         overlaps.append(float(output.metrics["silhouette_iou"]))
         optimizer.zero_grad()
         output.losses["silhouette_loss"].backward()
         optimizer.step()
-    assert overlaps[-1] > 0.5
-    assert overlaps[-1] > overlaps[0] + 0.3
+    assert overlaps[-1] > 0.45
+    assert overlaps[-1] > overlaps[0] + 0.2
 
 
 def test_cameras_are_scored_with_what_the_model_sees(recipe: Any) -> None:
