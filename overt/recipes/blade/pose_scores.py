@@ -14,7 +14,7 @@ from torch import Tensor
 
 from overt.data.images.decode import as_tensor
 from overt.data.images.masks import read_mask_file
-from overt.data.people.crops import cut
+from overt.data.people.crops import Crop, cut
 from overt.distributed import World
 from overt.errors import DataError
 from overt.evaluation import Row, score_batches, with_names
@@ -23,7 +23,6 @@ from overt.geometry.crop import Picture
 from overt.geometry.rotation import axis_angle_to_matrix
 from overt.geometry.silhouette import part_masks, rasterize
 from overt.metrics import human
-from overt.nested import map_tensors
 from overt.recipes.blade.camera import (
     LIMB_JOINTS,
     Observation,
@@ -107,12 +106,16 @@ class Scorer:
         for index, truth in enumerate(truths):
             rows[index] |= depth_row(float(output.depth[index]), float(truth.pelvis[2]))
             if truth.focal is not None:  # without a true camera there is nothing to compare with
-                seen[index] = self.observe(chosen[index], pictures[index], truth)
-                if output.silhouette is not None or self.is_own:
-                    own = self.own_observation(output, index, pictures[index], seen[index][1])
-                    rows[index] |= self.silhouette_row(own, truth, seen[index][1])
-                    if self.is_own:
-                        seen[index] = (own, seen[index][1])
+                observed, scale = self.observe(chosen[index], pictures[index], truth)
+                mask = self.own_mask(output, index, pictures[index], observed.size, scale)
+                if mask is not None:
+                    rows[index] |= self.silhouette_row(mask, truth, scale)
+                if self.is_own:
+                    crop, single = whole_crop(pictures[index].shape[:2]), slice(index, index + 1)
+                    pixels, good = limb_pixels(output, crop, None, self.device)
+                    limbs = (scale * pixels[single], good[single])
+                    observed = Observation(mask, *limbs, observed.size, observed.centre)
+                seen[index] = (observed, scale)
         for indices in self.solved_together(seen):
             observed = stack_observations([seen[index][0] for index in indices])
             people = (output.shape[indices], output.rotations[indices], output.depth[indices])
@@ -239,29 +242,29 @@ class Scorer:
         keypoints, good = pixels[None], inside.all(-1)[None]
         return Observation(mask.float()[None], keypoints, good, size, centre), scale
 
-    def own_observation(
-        self, output: PoseOutput, index: int, picture: Picture, scale: float
-    ) -> Observation:
-        """Return what PoseNet itself sees of a person, in pixels of the smaller picture."""
-        single: PoseOutput = map_tensors(output, lambda part: part[index : index + 1])
-        height, width = picture.shape[:2]
-        crop = whole_crop((height, width))
-        pixels, good = limb_pixels(single, crop, None, self.device)
-        size = (max(round(height * scale), 1), max(round(width * scale), 1))
-        mask = None
-        if single.silhouette is not None:
-            side = self.settings.data.pose_size
-            mask = mask_in_picture(single.silhouette, crop, side, size, scale)
-        centre = (width * scale / 2, height * scale / 2)
-        return Observation(mask, pixels * scale, good, size, centre)
+    def own_mask(
+        self,
+        output: PoseOutput,
+        index: int,
+        picture: Picture,
+        size: tuple[int, int],
+        scale: float,
+    ) -> Tensor | None:  # (1, *size)
+        """Return the silhouette that PoseNet predicts, in pixels of the smaller picture."""
+        if output.silhouette is None:
+            return None
+        crop = whole_crop(picture.shape[:2])
+        # The first pixel is at 0 in the smaller picture too, not half a pixel into it.
+        x, y = (middle + 0.5 / scale - 0.5 for middle in crop.centre)
+        logits, side = output.silhouette[index : index + 1], self.settings.data.pose_size
+        return mask_in_picture(logits, Crop((x, y), crop.side), side, size, scale)
 
-    def silhouette_row(self, own: Observation, truth: Truth, scale: float) -> Row:
-        """Return the overlap of the predicted silhouette with that of the true mesh."""
-        if own.mask is None:
-            return {}
-        true = (self.parts_of_truth(truth, own.size, scale) > 0)[None].cpu().numpy()
-        predicted = (own.mask > 0.5).cpu().numpy()
-        return {"silhouette_iou_percent": float(human.mask_iou(predicted, true)[0])}
+    def silhouette_row(self, mask: Tensor, truth: Truth, scale: float) -> Row:
+        """Return the overlap of a predicted silhouette with that of the true mesh."""
+        size = (mask.shape[1], mask.shape[2])
+        true = (self.parts_of_truth(truth, size, scale) > 0)[None].cpu().numpy()
+        overlap = human.mask_iou((mask > 0.5).cpu().numpy(), true)
+        return {"silhouette_iou_percent": float(overlap[0])}
 
     @cached_property
     def masks(self) -> MaskFiles:
