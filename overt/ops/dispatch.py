@@ -69,7 +69,11 @@ KERNELS = {
     "point_rows": Kernels(
         False, "spreading rows, the gradient of mixing them, adds with float atomics"
     ),
-    "point_search": Kernels(True, "comparisons only: each choice is made by one program"),
+    "point_search": Kernels(
+        True,
+        "comparisons only; its atomic sums are of integers, and choices do not depend on the order "
+        "in which candidates are listed",
+    ),
     "raster": Kernels(
         True, "its atomic minima are of integers, exact in any order", (torch.float32,)
     ),

@@ -11,7 +11,7 @@ from overt.ops.point_norm.plain import EPS
 
 TILE = 2048  # numbers of a block: rows times channels
 PROGRAMS = 1024  # enough to fill a large device
-PARTS_AT_ONCE = 8
+SUMS_TILE = 4096  # numbers that are added at a time where the sums of programs meet
 
 
 class _Shape:
@@ -31,6 +31,15 @@ class _Shape:
     def options(self) -> dict[str, int | bool]:
         return {"PAIRS": self.pairs, "ROWS": self.height, "WIDTH": self.width}
 
+    def options_of_sums(self, groups: int) -> dict[str, int]:
+        """Of the programs that add up what all programs of a cloud have summed."""
+        at_once = min(triton.next_power_of_2(self.grid[1]), max(SUMS_TILE // self.width, 1))
+        lanes = triton.next_power_of_2(groups)
+        return {
+            "GROUPS": groups, "LANES": lanes, "AT_ONCE": at_once, "WIDTH": self.width,
+            "num_warps": 8,
+        }  # fmt: skip
+
 
 def _normalize(
     rows: Tensor,
@@ -48,7 +57,7 @@ def _normalize(
     programs.moments[shape.grid](rows, weights, starts, sums, *sizes, **shape.options())
     programs.statistics[(batch,)](
         rows, starts, sums, mean, factor, *sizes, parts,
-        EPSILON=EPS, PAIRS=shape.pairs, GROUPS=groups, AT_ONCE=PARTS_AT_ONCE, WIDTH=shape.width,
+        EPSILON=EPS, PAIRS=shape.pairs, **shape.options_of_sums(groups),
     )  # fmt: skip
     return mean, factor
 
@@ -151,8 +160,7 @@ def _norm_swish_backward(
         rows, gradient, *indices, _or(starts, rows), *statistics, sums, *sizes, **options
     )
     programs.gradient_statistics[(batch,)](
-        sums, scale, totals, levels, length, channels, parts,
-        GROUPS=groups, AT_ONCE=PARTS_AT_ONCE, WIDTH=shape.width,
+        sums, scale, totals, levels, length, channels, parts, **shape.options_of_sums(groups)
     )  # fmt: skip
     programs.gradient_values[shape.grid](
         rows, gradient, *indices, _or(weights, rows), _or(starts, rows), *statistics, levels,

@@ -69,14 +69,12 @@ def moments(
 
 
 @triton.jit
-def _by_group(values, channel, channels, GROUPS: tl.constexpr):
+def _by_group(values, channel, channels, GROUPS: tl.constexpr, LANES: tl.constexpr):
     """The sum over the channels of each channel's group, (WIDTH,)."""
-    group = channel // (channels // GROUPS)
-    result = tl.zeros_like(values)
-    for number in tl.static_range(GROUPS):
-        mine = (group == number) & (channel < channels)
-        result = tl.where(mine, tl.sum(tl.where(mine, values, 0.0), axis=0), result)
-    return result
+    group = tl.where(channel < channels, channel // (channels // GROUPS), LANES)
+    mine = tl.arange(0, LANES)[:, None] == group[None, :]
+    sums = tl.sum(tl.where(mine, values[None, :], 0.0), axis=1)  # (LANES,) of groups
+    return tl.sum(tl.where(mine, sums[:, None], 0.0), axis=0)
 
 
 @triton.jit
@@ -93,6 +91,7 @@ def statistics(
     EPSILON: tl.constexpr,
     PAIRS: tl.constexpr,
     GROUPS: tl.constexpr,
+    LANES: tl.constexpr,
     AT_ONCE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -105,10 +104,10 @@ def statistics(
     pivot = tl.load(rows + first * channels + channel, mask=in_range, other=0.0).to(tl.float32)
     count = length * 1.0  # rows, padding included
     size = count * (channels // GROUPS)
-    middle = _by_group(total + count * pivot, channel, channels, GROUPS) / size
+    middle = _by_group(total + count * pivot, channel, channels, GROUPS, LANES) / size
     away = pivot - middle
     spread = squares + 2.0 * away * total + count * away * away
-    variance = _by_group(spread, channel, channels, GROUPS) / size
+    variance = _by_group(spread, channel, channels, GROUPS, LANES) / size
     target = cloud * channels + channel
     tl.store(mean + target, middle, mask=in_range)
     tl.store(factor + target, tl.rsqrt(tl.maximum(variance, 0.0) + EPSILON), mask=in_range)
@@ -265,6 +264,7 @@ def gradient_statistics(
     channels,
     parts,
     GROUPS: tl.constexpr,
+    LANES: tl.constexpr,
     AT_ONCE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -279,11 +279,13 @@ def gradient_statistics(
     tl.store(totals + target, total, mask=in_range)
     tl.store(totals + target + channels, moment, mask=in_range)
     tl.store(
-        levels + target, _by_group(total * gain, channel, channels, GROUPS) / size, mask=in_range
+        levels + target,
+        _by_group(total * gain, channel, channels, GROUPS, LANES) / size,
+        mask=in_range,
     )
     tl.store(
         levels + target + channels,
-        _by_group(moment * gain, channel, channels, GROUPS) / size,
+        _by_group(moment * gain, channel, channels, GROUPS, LANES) / size,
         mask=in_range,
     )
 

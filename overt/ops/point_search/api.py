@@ -17,6 +17,9 @@ from overt.ops.point_search.plain import (
     three_nearest_plain,
 )
 
+# Pairs of a center and a point in a cloud from which sorting into cells pays for itself.
+MANY_PAIRS = 2**26
+
 
 def furthest_point_sample(
     coords: Tensor,  # (B, N, 3)
@@ -46,9 +49,11 @@ def ball_query(
     """
     if not use_kernels("point_search", points):
         return ball_query_plain(centers, points, radius, slots)
-    from overt.ops.point_search.kernels import ball_query_fused
-
-    index, hits = ball_query_fused(centers, points, radius, slots)
+    if centers.shape[1] * points.shape[1] >= MANY_PAIRS:
+        from overt.ops.point_search.cell_kernels import ball_query_in_cells as search
+    else:
+        from overt.ops.point_search.kernels import ball_query_fused as search
+    index, hits = search(centers, points, radius, slots)
     return index, hits
 
 
@@ -62,9 +67,11 @@ def three_nearest(
     earlier comes first; a center that does not exist is center 0, very far away.
     """
     if use_kernels("point_search", points):
-        from overt.ops.point_search.kernels import three_nearest_fused
-
-        index, squares = three_nearest_fused(points, centers)
+        if centers.shape[1] * points.shape[1] >= MANY_PAIRS:
+            from overt.ops.point_search.cell_kernels import three_nearest_in_cells as search
+        else:
+            from overt.ops.point_search.kernels import three_nearest_fused as search
+        index, squares = search(points, centers)
     else:
         index, squares = three_nearest_plain(points, centers)
     first, second, third = squares.double().unbind(2)

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from overt.ops.point_search.plain import LARGEST, SMALLEST, squared_radius
 
-QUERIES = 64  # centers or points of a program, one for each thread
+# Of a ball query: many small programs, since each has to look at all points.
+CENTERS, POINTS_AT_ONCE = 4, 128
+QUERIES = 64  # points of a program that looks for their nearest centers, one for each thread
 UNROLL = 8
 
 
@@ -27,35 +29,41 @@ def _ball(
     points,
     limit,
     SLOTS: tl.constexpr,
+    WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    STEPS: tl.constexpr,
+    STEP: tl.constexpr,
 ):
-    """Each thread has a center and looks at the points in their order."""
+    """A few centers look at the points in their order, a block at a time."""
     cloud = tl.program_id(1).to(tl.int64)
     center = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = center < count
     row = cloud * count + center
-    cx = tl.load(centers + row * 3, mask=real, other=0.0)
-    cy = tl.load(centers + row * 3 + 1, mask=real, other=0.0)
-    cz = tl.load(centers + row * 3 + 2, mask=real, other=0.0)
+    cx = tl.load(centers + row * 3, mask=real, other=0.0)[:, None]
+    cy = tl.load(centers + row * 3 + 1, mask=real, other=0.0)[:, None]
+    cz = tl.load(centers + row * 3 + 2, mask=real, other=0.0)[:, None]
     xs = points_of + cloud * 3 * points
+    slots_of = index + row[:, None] * SLOTS
     hits_so_far = tl.zeros((BLOCK,), dtype=tl.int32)
     first_hit = tl.zeros((BLOCK,), dtype=tl.int32)
-    for start in range(0, points, STEPS):
-        for step in tl.static_range(STEPS):
-            number = start + step
-            is_real = number < points
-            dx = cx - tl.load(xs + number, mask=is_real, other=0.0)
-            dy = cy - tl.load(xs + points + number, mask=is_real, other=0.0)
-            dz = cz - tl.load(xs + 2 * points + number, mask=is_real, other=0.0)
-            hit = (dx * dx + dy * dy + dz * dz < limit) & is_real & real
-            tl.store(index + row * SLOTS + hits_so_far, number, mask=hit & (hits_so_far < SLOTS))
-            first_hit = tl.where(hit & (hits_so_far == 0), number, first_hit)
-            hits_so_far += hit.to(tl.int32)
+    for start in range(0, points, STEP):
+        number = start + tl.arange(0, STEP)
+        is_real = number < points
+        dx = cx - tl.load(xs + number, mask=is_real, other=0.0)[None, :]
+        dy = cy - tl.load(xs + points + number, mask=is_real, other=0.0)[None, :]
+        dz = cz - tl.load(xs + 2 * points + number, mask=is_real, other=0.0)[None, :]
+        hit = (dx * dx + dy * dy + dz * dz < limit) & is_real[None, :] & real[:, None]
+        ones = hit.to(tl.int32)
+        if tl.max(tl.max(ones, axis=0), axis=0) > 0:  # most blocks have no hit
+            slot = hits_so_far[:, None] + tl.cumsum(ones, axis=1) - 1
+            tl.store(slots_of + slot, number[None, :], mask=hit & (slot < SLOTS))
+            earliest = tl.min(tl.where(hit, number[None, :], points), axis=1)
+            first_hit = tl.where((hits_so_far == 0) & (earliest < points), earliest, first_hit)
+            hits_so_far += tl.sum(ones, axis=1)
     hits_so_far = tl.minimum(hits_so_far, SLOTS)
     tl.store(hits + row, hits_so_far, mask=real)
-    for slot in range(SLOTS):
-        tl.store(index + row * SLOTS + slot, first_hit, mask=real & (slot >= hits_so_far))
+    slot = tl.arange(0, WIDTH)[None, :]
+    unused = (slot >= hits_so_far[:, None]) & (slot < SLOTS) & real[:, None]
+    tl.store(slots_of + slot, first_hit[:, None], mask=unused)
 
 
 @torch.library.custom_op("overt::ball_query", mutates_args=())
@@ -66,7 +74,7 @@ def ball_query_fused(
     batch, count, _ = centers.shape
     index = torch.empty((batch, count, slots), dtype=torch.int32, device=points.device)
     hits = torch.empty((batch, count), dtype=torch.int32, device=points.device)
-    _ball[(triton.cdiv(count, QUERIES), batch)](
+    _ball[(triton.cdiv(count, CENTERS), batch)](
         centers.float().contiguous(),
         points.float().transpose(1, 2).contiguous(),
         index,
@@ -75,9 +83,10 @@ def ball_query_fused(
         points.shape[1],
         squared_radius(radius),
         SLOTS=slots,
-        BLOCK=QUERIES,
-        STEPS=UNROLL,
-        num_warps=QUERIES // 32,
+        WIDTH=triton.next_power_of_2(slots),
+        BLOCK=CENTERS,
+        STEP=POINTS_AT_ONCE,
+        num_warps=1,
         enable_fp_fusion=False,
     )
     return index, hits

@@ -35,7 +35,8 @@ def grid_coordinates(
 ) -> Tensor:
     """Coordinates in cells, 0 to r - 1: the cloud centered and scaled into the unit ball, or as is.
 
-    A cloud whose points are all equal lies in the middle.
+    A cloud whose points are all equal lies in the middle, and a NaN in the first cell:
+    its integer would differ from processor to processor, and be no cell at all.
     """
     centered = coords.detach().float()
     centered = centered - centered.mean(1, keepdim=True)
@@ -45,7 +46,7 @@ def grid_coordinates(
         unit = centered / diameter + 0.5
     else:
         unit = (centered + 1) / 2
-    return torch.clamp(unit * resolution, 0, resolution - 1)
+    return torch.clamp((unit * resolution).nan_to_num(0.0), 0, resolution - 1)
 
 
 def make_grid(positions: Tensor, resolution: int) -> VoxelGrid:

@@ -14,11 +14,12 @@ from overt.ops.point_search.api import furthest_point_sample
 def test_the_kernels_make_the_choices_of_the_definition(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from overt.ops.point_search import furthest_kernels, kernels
+    from overt.ops.point_search import cell_kernels, furthest_kernels, kernels
 
     batch, points, picks = (3, 5000, 1500) if ON_GPU else (2, 90, 25)
-    if not ON_GPU:  # few candidates, so that several rounds and their ends are seen
-        for name, value in {"CANDIDATES": 32, "PASS_BLOCK": 32, "PICKS_PER_ROUND": 16}.items():
+    if not ON_GPU:  # few candidates, so that several phases and what is left are seen
+        few = {"CANDIDATES": 16, "ROUNDS": 3, "PHASES": 1, "NEAR": 4, "PASS_BLOCK": 32}
+        for name, value in few.items():
             monkeypatch.setattr(furthest_kernels, name, value)
     coords = cloud(batch, points, kind).to(DEVICE)
     found = furthest_kernels.furthest_point_sample_fused(coords, picks)
@@ -26,15 +27,35 @@ def test_the_kernels_make_the_choices_of_the_definition(
     centers = cloud(batch, points // 4, kind, seed=1).to(DEVICE)
     centers[0, 0] = 100.0
     for slots in (3, 24):
-        found = kernels.ball_query_fused(centers, coords, 0.5, slots)
-        for one, other in zip(
-            found, search.ball_query_plain(centers, coords, 0.5, slots), strict=True
-        ):
-            assert torch.equal(one, other)
+        expected = search.ball_query_plain(centers, coords, 0.5, slots)
+        for query in (kernels.ball_query_fused, cell_kernels.ball_query_in_cells):
+            found = query(centers, coords, 0.5, slots)
+            assert all(map(torch.equal, found, expected)), (query, slots)
     for some in (centers, centers[:, :2], centers[:, :1]):
-        found = kernels.three_nearest_fused(coords, some)
-        for one, other in zip(found, search.three_nearest_plain(coords, some), strict=True):
-            assert torch.equal(one, other)
+        expected = search.three_nearest_plain(coords, some)
+        for nearest in (kernels.three_nearest_fused, cell_kernels.three_nearest_in_cells):
+            found = nearest(coords, some)
+            assert all(map(torch.equal, found, expected)), (nearest, some.shape)
+
+
+@kernel_test
+def test_cells_find_what_lies_beside_and_far_beyond_them() -> None:
+    """Clusters, a flat cloud, single points far away, and queries outside of the grid."""
+    from overt.ops.point_search import cell_kernels
+
+    count = 4000 if ON_GPU else 60
+    coords = cloud(3, count, "random")
+    coords[0, : count // 2] *= 0.01  # hundreds in a cell
+    coords[1, :, 2] = 0.0
+    coords[2, :3] = torch.tensor([[9.0, 0.0, 0.0], [0.0, -30.0, 0.0], [8.99, 0.0, 0.01]])
+    coords = coords.to(DEVICE)
+    queries = torch.cat([coords[:, ::3], 4 * coords[:, 1::5]], dim=1)
+    for radius in (0.02, 1.3):
+        found = cell_kernels.ball_query_in_cells(queries, coords, radius, 16)
+        expected = search.ball_query_plain(queries, coords, radius, 16)
+        assert all(map(torch.equal, found, expected)), radius
+    found = cell_kernels.three_nearest_in_cells(queries, coords)
+    assert all(map(torch.equal, found, search.three_nearest_plain(queries, coords)))
 
 
 @kernel_test
