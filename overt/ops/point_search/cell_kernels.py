@@ -84,7 +84,7 @@ def _ball(
     z = tl.load(centers + center * 3 + 2)
     gx, gy, gz, _, _, _, _ = _home(x, y, z, low, side, cloud)
     slots = index + center * SLOTS
-    found = 0
+    hit_count = 0
     for column in range(9):
         first, last = _range(starts, cloud, gx, gy, gz, column)
         for start in range(first, last, STEP):
@@ -92,13 +92,13 @@ def _ball(
             real = at < last
             hit = (_squares(x, y, z, sorted_axes, at, total, real) < limit) & real
             ones = hit.to(tl.int32)
-            slot = found + tl.cumsum(ones, axis=0) - 1
+            slot = hit_count + tl.cumsum(ones, axis=0) - 1
             number = tl.load(sorted_points + at, mask=hit, other=0)
             tl.store(slots + slot, number, mask=hit & (slot < SLOTS))
-            found += tl.sum(ones, axis=0)
+            hit_count += tl.sum(ones, axis=0)
     tl.debug_barrier()
     slot = tl.arange(0, WIDTH)
-    if found > SLOTS:  # the first by index count: look at all points in their order
+    if hit_count > SLOTS:  # the first by index count: look at all points in their order
         xs = points_of + cloud * 3 * points
         filled = 0
         start = 0
@@ -112,13 +112,13 @@ def _ball(
             filled += tl.sum(ones, axis=0)
             start += STEP
     else:
-        number = tl.load(slots + slot, mask=slot < found, other=0x7FFFFFFF)
+        number = tl.load(slots + slot, mask=slot < hit_count, other=0x7FFFFFFF)
         number = tl.sort(number)
         # Unused slots repeat the first hit; without any they hold point 0.
-        earliest = tl.where(found > 0, tl.min(number, axis=0), 0)
+        earliest = tl.where(hit_count > 0, tl.min(number, axis=0), 0)
         tl.debug_barrier()
-        tl.store(slots + slot, tl.where(slot < found, number, earliest), mask=slot < SLOTS)
-    tl.store(hits + center, tl.minimum(found, SLOTS))
+        tl.store(slots + slot, tl.where(slot < hit_count, number, earliest), mask=slot < SLOTS)
+    tl.store(hits + center, tl.minimum(hit_count, SLOTS))
 
 
 @torch.library.custom_op("overt::ball_query_in_cells", mutates_args=())

@@ -6,7 +6,7 @@ Picking one point at a time needs a look at all points for each. Two observation
   no point is. So a phase lists the points above a threshold, its candidates.
 - A candidate's turn comes before that of everything near it as soon as no candidate that is
   further (from the picks) lies within its distance (to the picks): nothing that is picked earlier
-  can change that distance. So many candidates are decided at once, in a few rounds, and sorting
+  can change that distance. Most candidates are decided at once, in a few rounds, and sorting
   them by distance gives the order in which they would have been picked one at a time.
 
 Distances only fall, so an outdated distance of another candidate can delay a decision but never
