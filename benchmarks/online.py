@@ -1,6 +1,7 @@
 """Frames per second of LBM's online tracker, and its deformable attention against grid_sample.
 
     python benchmarks/online.py frames                       10 and 256 points, fp16, CUDA graphs
+    python benchmarks/online.py frames --compile             the same, compiled
     python benchmarks/online.py attention                    forward and backward at training size
     python benchmarks/online.py frames --tiny --device cpu   anywhere, to try the script
     python benchmarks/online.py onnx --size 256 256          the exported step on two CPU cores
@@ -50,9 +51,15 @@ def frames(options: argparse.Namespace, device: torch.device) -> None:
     video = torch.randint(256, (8, 3, height, width), device=device).to(torch.uint8)
     dtype = torch.float16 if device.type == "cuda" else torch.float32
     for points in options.points:
-        tracker = OnlineTracker(model, (height, width), points, dtype=dtype)
+        tracker = OnlineTracker(
+            model, (height, width), points, dtype=dtype, compile=options.compile
+        )
+        began = time.perf_counter()
         tracker.observe(video[0])
         tracker.add(torch.rand(points, 2) * torch.tensor([width - 1.0, height - 1.0]))
+        tracker.advance()
+        synchronize(device)
+        first_seconds = time.perf_counter() - began
         for _ in range(options.warm_up):
             tracker.step(video[0])
         if device.type == "cuda":
@@ -66,8 +73,9 @@ def frames(options: argparse.Namespace, device: torch.device) -> None:
             times.append(time.perf_counter() - began)
         seconds = statistics.median(times)
         print(
-            f"{points:4d} points, {height}x{width}, memory {tracker.memory_size}, {dtype}: "
-            f"{1000 * seconds:.2f} ms a frame, {1 / seconds:.1f} frames/s"
+            f"{points:4d} points, {height}x{width}, memory {tracker.memory_size}, {dtype}"
+            f"{', compiled' if options.compile else ''}: {1000 * seconds:.3f} ms a frame, "
+            f"{1 / seconds:.1f} frames/s; first frame {first_seconds:.1f} s"
         )
         if device.type == "cuda":
             peak = torch.cuda.max_memory_allocated() / 2**30
@@ -135,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("section", choices=tuple(SECTIONS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--points", type=positive, nargs="+", default=[10, 256])
+    parser.add_argument("--compile", action="store_true", help="frames: with torch.compile")
     parser.add_argument("--frames", type=positive, default=100, help="timed repetitions")
     parser.add_argument("--warm-up", type=int, default=10)
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try the script")
@@ -145,6 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     exported.add_argument("--runtime", choices=("onnx", "torch"), default="onnx")
     exported.add_argument("--rows", type=int, default=6, help="operators to list")
     options = parser.parse_args(arguments)
+    if options.compile and options.section != "frames":
+        parser.error(f"--compile is for frames, not for {options.section}; drop it")
     if options.section == "onnx":
         options.device = "cpu"
     need_device(options.device)

@@ -1,6 +1,9 @@
 """The benchmarks of LBM run at tiny sizes and print what the documentation quotes."""
 
+from typing import Any
+
 import pytest
+import torch
 from benchmark_scripts import run
 
 
@@ -15,7 +18,27 @@ def test_online_frames_are_measured() -> None:
     words = ["--tiny", "--device", "cpu", "--points", "3", "--frames", "2", "--warm-up", "1"]
     printed = run("online.py", "frames", *words)
     assert "3 points, 64x64" in printed
-    assert "frames/s" in printed
+    assert "frames/s; first frame" in printed
+    assert "compiled" not in printed
+
+
+def test_online_frames_are_compiled_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    def record(function: Any, **_: object) -> Any:  # compiling takes minutes on a CPU
+        names.append(function.__name__)
+        return function
+
+    monkeypatch.setattr(torch, "compile", record)
+    words = ["--tiny", "--device", "cpu", "--points", "3", "--frames", "2", "--warm-up", "1"]
+    printed = run("online.py", "frames", *words, "--compile")
+    assert "torch.float32, compiled: " in printed
+    assert names == ["_encode", "_follow"]
+
+
+def test_compiling_is_for_online_frames(capsys: pytest.CaptureFixture[str]) -> None:
+    run("online.py", "attention", "--tiny", "--device", "cpu", "--compile", exit_code=2)
+    assert "--compile is for frames, not for attention" in capsys.readouterr().err
 
 
 def test_the_attention_is_measured() -> None:

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from overt.data.tracking.clips import refuse_points_outside
-from overt.errors import DataError
+from overt.errors import ConfigError, DataError
 from overt.recipes.lbm.layer import Memory
 from overt.recipes.lbm.model import LBM
 from overt.recipes.lbm.transformer import Estimate, FrameMaps
+
+MOST_COMPILED = 1024  # variants of a compiled function in one process
 
 
 class State(NamedTuple):
@@ -70,7 +72,8 @@ class OnlineTracker:
     `step` takes a frame, `add` adds points in the newest frame, `remove` removes some. To get a
     position in the same frame in which a point is added, call `observe`, `add` and `advance`. On
     CUDA a frame is two recorded graphs, which are recorded again only if the points exceed the
-    slots.
+    slots. With `compile`, the first frame also compiles both halves of a frame, and the second half
+    is compiled again if the points exceed the slots.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class OnlineTracker:
         threshold: float | None = None,  # left out: as trained
         dtype: torch.dtype | None = None,  # left out: the model as it is, in its own type
         use_graphs: bool | None = None,  # left out: on CUDA
+        compile: bool = False,  # frames are faster, the first one takes longer
     ) -> None:
         device = next(model.parameters()).device
         self.model = model if dtype is None else fast_copy(model, dtype)
@@ -89,14 +93,15 @@ class OnlineTracker:
         self.memory_size = memory_size or model.memory_size
         self.threshold = model.visible_threshold if threshold is None else threshold
         self.use_graphs = device.type == "cuda" if use_graphs is None else use_graphs
+        self.compile = compile
         self.frame = torch.zeros((1, 3, *frame_size), dtype=torch.uint8, device=device)
         self.slot_of: dict[int, int] = {}  # of each point, in the order of addition
         self.next_number = 0
         self.observed = False
         self._slots_used = torch.zeros(0, dtype=torch.long, device=device)
-        self._observe = _Recorded(self._encode, (), self.use_graphs)
+        self._observe = self._make_fast(self._encode, ())
         self.state = self._empty(max(slots, 1))
-        self._advance = _Recorded(self._follow, self.state[1:], self.use_graphs)
+        self._advance = self._make_fast(self._follow, self.state[1:])
 
     @property
     def slots(self) -> int:
@@ -172,7 +177,8 @@ class OnlineTracker:
         """Track the points into the newest frame."""
         if not self.observed:
             raise DataError("no frame to follow points into; show a frame first")
-        points_xy, visibility, rho = (part[self._slots_used] for part in self._advance())
+        rows = self._advance()[self._slots_used]  # (N, 4)
+        points_xy, visibility, rho = rows[:, :2], rows[:, 2], rows[:, 3]
         return OnlineFrame(
             tuple(self.slot_of), points_xy, visibility > self.threshold, visibility, rho
         )
@@ -181,15 +187,19 @@ class OnlineTracker:
         features = self.model.backbone(self.frame)
         return features, self.model.transformer.frame_maps(features)
 
-    def _follow(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _follow(self) -> Tensor:
+        """Update the state; return x, y, visibility and rho of all slots, (n, 4)."""
         estimate, after = advance(self.model, self.state, self.maps, self.threshold)
         for old, new in zip(self.state[1:], after[1:], strict=True):
             old.copy_(new)
-        return (
-            self.model.to_video_pixels(estimate.points_xy[0], self.frame_size),
-            torch.sigmoid(estimate.visibility[0].float()),
-            torch.sigmoid(estimate.rho[0].float()),
-        )
+        points_xy = self.model.to_video_pixels(estimate.points_xy[0], self.frame_size)
+        logits = torch.stack([estimate.visibility[0], estimate.rho[0]], dim=-1)
+        return torch.cat([points_xy, torch.sigmoid(logits.float())], dim=-1)
+
+    def _make_fast(self, function: Callable[[], Any], changes: Sequence[Tensor]) -> _Recorded:
+        if self.compile:
+            function = compiled(function)
+        return _Recorded(function, changes, self.use_graphs)
 
     def _empty(self, count: int) -> State:
         reference = self.model.backbone.proj1.weight.detach()
@@ -201,7 +211,7 @@ class OnlineTracker:
         for new, old in zip(state, self.state, strict=True):
             new[:, : old.shape[1]] = old
         self.state = state
-        self._advance = _Recorded(self._follow, state[1:], self.use_graphs)
+        self._advance = self._make_fast(self._follow, state[1:])
 
     def _note_slots(self) -> None:
         slots = list(self.slot_of.values())
@@ -243,6 +253,32 @@ class _Recorded:
             self.result = self.function()
         for tensor, value in zip(self.changes, before, strict=True):
             tensor.copy_(value)
+
+
+def compiled(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function of fixed tensors that is compiled on its first call."""
+    # Imported late: it takes as long as torch.
+    from torch._dynamo import config
+    from torch._dynamo.exc import TorchDynamoException
+
+    fast: Callable[[], Any] = torch.compile(function, dynamic=False, fullgraph=True)
+
+    def call() -> Any:
+        # All trackers of a process share the compiler's cache: an entry for each frame size and
+        # each number of slots. Beyond its usual limit of eight entries, compilation would fail.
+        with config.patch(recompile_limit=MOST_COMPILED, accumulated_recompile_limit=MOST_COMPILED):
+            try:
+                return fast()
+            except TorchDynamoException as error:
+                cause = getattr(error, "inner_exception", error)
+                reason = str(cause).strip().partition("\n")[0]
+                raise ConfigError(
+                    f"compile=True failed: {type(cause).__name__}: {reason}; torch.compile needs "
+                    "a C++ compiler, and Triton on CUDA: install what is missing, or use "
+                    "compile=False"
+                ) from error
+
+    return call
 
 
 def fast_copy(model: LBM, dtype: torch.dtype) -> LBM:

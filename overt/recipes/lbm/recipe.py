@@ -226,9 +226,12 @@ class LBMRecipe(Recipe):
         return PointTracks(points_xy, visible, visibility, 1 - rho)
 
     def online_tracker(
-        self, model: nn.Module, frame_size: tuple[int, int], points: int
+        self, model: nn.Module, frame_size: tuple[int, int], points: int, compile: bool = False
     ) -> OnlineTracker:
-        """Return a tracker for frames that arrive one by one, for `overt track --online`."""
+        """Return a tracker for frames that arrive one by one, for `overt track --online`.
+
+        The command does not compile; a loop of your own over many frames may.
+        """
         assert isinstance(model, LBM)
         settings = self.settings.evaluation
         on_cuda = next(model.parameters()).is_cuda
@@ -239,6 +242,7 @@ class LBMRecipe(Recipe):
             settings.memory_size,
             settings.visible_threshold,
             torch.float16 if on_cuda else torch.float32,
+            compile=compile,
         )
 
     def export_step(self, model: nn.Module) -> ExportedStep:

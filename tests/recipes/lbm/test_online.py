@@ -1,14 +1,19 @@
 """overt/recipes/lbm/online.py: a stream gives what a clip gives; points come and go freely."""
 
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from small_recipes import small_lbm
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
-from overt.errors import DataError
+from overt.errors import ConfigError, DataError
 from overt.recipes.lbm.clip import track_clip
 from overt.recipes.lbm.model import LBM
-from overt.recipes.lbm.online import OnlineTracker, fast_copy
+from overt.recipes.lbm.online import OnlineFrame, OnlineTracker, compiled, fast_copy
 
 SIZE = (40, 52)
 
@@ -136,23 +141,105 @@ def test_the_fast_copy_computes_the_same() -> None:
         )
 
 
+def with_changing_points(tracker: OnlineTracker, video: Tensor) -> Iterator[OnlineFrame]:
+    """Positions in every frame while a point is removed and four are added, five in the end."""
+    points = make_points(6)
+    for number, frame in enumerate(video):
+        tracker.observe(frame)
+        if number == 0:
+            tracker.add(points[:2])
+        if number == 2:
+            tracker.remove([0])
+            tracker.add(points[2:])  # two slots are too few
+        yield tracker.advance()
+
+
+def assert_same_tracks(found: OnlineTracker, wanted: OnlineTracker, video: Tensor) -> None:
+    pairs = zip(*(with_changing_points(each, video) for each in (found, wanted)), strict=True)
+    for one, other in pairs:
+        assert one.numbers == other.numbers
+        torch.testing.assert_close(one.points_xy, other.points_xy, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(one.visibility, other.visibility, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(one.rho, other.rho, atol=1e-4, rtol=1e-3)
+    for part, other in zip(found.memory, wanted.memory, strict=True):
+        torch.testing.assert_close(part, other, atol=1e-3, rtol=1e-3)
+
+
+def compile_by(monkeypatch: pytest.MonkeyPatch, backend: Any) -> None:
+    """Replace the default compiler, which takes minutes on a CPU."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+
+
+@pytest.mark.parametrize(
+    ("backend", "slots", "count"),
+    [("eager", 6, 2), pytest.param("aot_eager", 2, 3, marks=pytest.mark.long)],
+)
+def test_a_compiled_tracker_gives_the_same_tracks(
+    backend: str, slots: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All trackers share what is compiled: each half of a frame, and one again after growth."""
+    counter = CompileCounterWithBackend(backend)
+    compile_by(monkeypatch, counter)
+    model = stirred(num_layers=2, num_levels=1, visible_threshold=1e-6)  # all entries are used
+    video = make_video()
+    for _ in range(2):
+        plain, fast = (OnlineTracker(model, SIZE, slots, compile=each) for each in (False, True))
+        fast.step(torch.zeros_like(video[0]))  # compiles before there are points
+        assert_same_tracks(fast, plain, video)
+    assert counter.frame_count == count
+
+
+def test_every_half_of_a_frame_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    def record(function: Any, **options: object) -> Any:
+        assert options == {"dynamic": False, "fullgraph": True}
+        names.append(function.__name__)
+        return function
+
+    monkeypatch.setattr(torch, "compile", record)
+    model, video = stirred(), make_video()
+    plain = OnlineTracker(model, SIZE, slots=2)
+    assert not names
+    assert_same_tracks(OnlineTracker(model, SIZE, slots=2, compile=True), plain, video)
+    assert names == ["_encode", "_follow", "_follow"]  # again for more slots
+
+
+def test_any_number_of_sizes_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the compiler's usual limit."""
+    counter = CompileCounterWithBackend("eager")
+    compile_by(monkeypatch, counter)
+    for size in range(2, 14):
+        state = torch.zeros(size)
+        compiled(lambda state=state: state.add_(1))()
+        assert state.tolist() == [1] * size
+    assert counter.frame_count == 12
+
+
+def test_a_failed_compilation_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no C++ compiler here\nand many more lines")
+
+    compile_by(monkeypatch, fail)
+    tracker = OnlineTracker(small_lbm().eval(), SIZE, compile=True)
+    explained = (
+        r"^compile=True failed: OSError: no C\+\+ compiler here; .*install .* compile=False$"
+    )
+    with pytest.raises(ConfigError, match=explained):
+        tracker.step(make_video()[0])
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_recorded_graphs_give_what_plain_steps_give() -> None:
-    model, video, points = stirred().cuda(), make_video().cuda(), make_points(6)
-    trackers = [OnlineTracker(model, SIZE, slots=2, use_graphs=graphs) for graphs in (False, True)]
-    for number, frame in enumerate(video):
-        found = []
-        for tracker in trackers:
-            tracker.observe(frame)
-            if number == 0:
-                tracker.add(points[:2])
-            if number == 2:
-                tracker.remove([0])
-                tracker.add(points[2:])  # outgrows the slots
-            found.append(tracker.advance())
-        torch.testing.assert_close(found[1].points_xy, found[0].points_xy, atol=1e-3, rtol=1e-3)
-        torch.testing.assert_close(found[1].visibility, found[0].visibility, atol=1e-4, rtol=1e-3)
+@pytest.mark.parametrize(("graphs", "compiles"), [(True, False), (False, True), (True, True)])
+def test_recorded_and_compiled_frames_give_what_plain_ones_give(
+    graphs: bool, compiles: bool
+) -> None:
+    model = stirred(num_layers=2, num_levels=2, visible_threshold=1e-6).cuda()
+    video = make_video().cuda()
+    plain = OnlineTracker(model, SIZE, slots=2, use_graphs=False)
+    fast = OnlineTracker(model, SIZE, slots=2, use_graphs=graphs, compile=compiles)
+    assert_same_tracks(fast, plain, video)
 
 
 @pytest.mark.gpu

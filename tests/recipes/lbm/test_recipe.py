@@ -79,6 +79,15 @@ def test_every_data_set_has_its_memory(name: str, memory: int) -> None:
     assert (settings.dataset, settings.memory_size) == (f"tapvid_{name}", memory)
 
 
+def test_an_online_tracker_has_the_settings_of_evaluation() -> None:
+    recipe = SMALL_LBM.recipe("x", "evaluation.memory_size=7", "evaluation.visible_threshold=0.3")
+    model = recipe.build_model().eval()
+    tracker = recipe.online_tracker(model, (40, 52), 5)
+    assert (tracker.frame_size, tracker.slots, tracker.compile) == ((40, 52), 5, False)
+    assert (tracker.memory_size, tracker.threshold) == (7, 0.3)
+    assert recipe.online_tracker(model, (40, 52), 5, compile=True).compile
+
+
 def test_shares_of_single_samples_add_up_to_the_loss_of_the_batch(data_root: Path) -> None:
     """In evaluation mode: batch statistics are of a micro-batch, by their nature."""
     recipe = SMALL_LBM.recipe(data_root)
