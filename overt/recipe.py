@@ -83,6 +83,10 @@ class Recipe(ABC):
     # True: `on_device` reads nothing that a step changes: it may run beside the step before it.
     prepares_beside_step: bool = False
 
+    # True: where the loss can be replayed, so can `on_device` beside it. It, too, is the same
+    # device work for all batches of one shape and looks at no value on the host.
+    prepares_replayably: bool = False
+
     # True: samples are stacked to micro-batches of any size. A string says by which setting they
     # have different shapes, so that a micro-batch holds one.
     stackable: bool | str = True

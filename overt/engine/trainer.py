@@ -84,7 +84,7 @@ class Trainer:
         self.progress = Progress(config, world, parts.total_steps, self.run)
         self.spikes, self.pace = self.progress.spikes, self.progress.pace
         bare = partial(self.wrapping.bare, self.model)
-        self.to_device = Transfer(recipe, self.device)
+        self.to_device = Transfer(recipe, self.device, records=self.graphed is not None)
         self.replay = Replay(recipe, bare, self.to_device, self.autocast)
         stores = [None if alone else open_store(name) for name in ("stop", "heartbeat")]
         self.preemption = Preemption(self.stop, world, stores[0], training.timeout_minutes)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from toy_recipe.recipe import Toy
 
-from overt.engine.transfer import Transfer
+from overt.engine.transfer import RecordedPreparation, Transfer
 from overt.recipe import Recipe
 
 CPU = torch.device("cpu")
@@ -56,3 +56,26 @@ def test_memory_of_a_batch_stays_its_own_until_the_step_has_read_it() -> None:
         sums.append(batch["sum"] * 1.0)
         del batch
     assert torch.stack(sums).tolist() == [100_000.0 * value for value in range(1, 30)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_recorded_preparation_gives_what_preparing_gives() -> None:
+    def on_device(self: Recipe, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {**batch, "running": batch["numbers"].sort().values.cumsum(0)}
+
+    members = {"on_device": on_device, "prepares_beside_step": True, "prepares_replayably": True}
+    recipe = type("Prepares", (Toy,), members)(None)
+    device = torch.device("cuda")
+    recorded, plain = Transfer(recipe, device, records=True), Transfer(recipe, device)
+    generator = torch.Generator().manual_seed(0)
+    kept = []
+    for size in (100, 70, 100, 100, 70, 100, 100, 100, 70, 70, 70):
+        numbers = torch.rand(size, generator=generator).pin_memory()
+        kept.append([prepare({"numbers": numbers}) for prepare in (recorded, plain)])
+    assert isinstance(recorded.on_device, RecordedPreparation)
+    assert len(recorded.on_device.recordings) == 2
+    assert not isinstance(plain.on_device, RecordedPreparation)
+    for found, expected in kept:  # later replays have left earlier batches as they were
+        assert torch.equal(found["numbers"], expected["numbers"])
+        assert torch.equal(found["running"], expected["running"])

@@ -60,6 +60,7 @@ class PCDiffRecipe(Recipe):
 
     compile_pays = "not measured; a recording alone takes a third of the time"
     prepares_beside_step = True  # neighbors are searched while the last clouds are trained on
+    prepares_replayably = True  # hundreds of kernels
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
