@@ -33,7 +33,7 @@ class Recording(NamedTuple):
 class RecordedPreparation:
     """Does what `prepare(batch)` does by replaying a recording of it, one for each kind of shapes.
 
-    Called on a stream of its own, on which the replays follow each other.
+    Called on one stream, on which the replays follow each other.
     """
 
     def __init__(self, prepare: Callable[[Any], Any]) -> None:
