@@ -154,7 +154,7 @@ def run(
     name: str | None = None,
     steps: float | None = None,
 ) -> dict[str, float]:
-    """Train a stage for that long or so many steps; return the scores of its last checkpoint."""
+    """Train a stage for some seconds or steps; return the scores of its last checkpoint."""
     given = words(options, stage, name or stage)
     say(f"{name or stage}: begins")
     if steps is None:
@@ -268,7 +268,7 @@ def depths(config: Config, name: str) -> np.ndarray:
 def sampled_depths(config: Config) -> np.ndarray:
     """Return the depths of live people as they are trained on: those too near have moved back."""
     config = deepcopy(config)
-    config.settings.data.synthetic.size = SMALL  # depths are the same in small pictures
+    config.settings.data.synthetic.size = SMALL  # depths do not depend on the size
     recipe: Any = build_recipe(config)
     people, studio = recipe.build_dataset(), recipe.live.studio(torch.device("cpu"))
     parts = []

@@ -45,8 +45,8 @@ from overt.nested import concatenated, map_tensors
 from overt.ops.exact import exact_products
 
 HOST = torch.device("cpu")
-# Rendered at a time: a body of 27,000 faces needs some 3 GiB for so many people, and pictures as
-# much again for so many pixels.
+# Rendered at a time. A body of 27,000 faces takes some 3 GiB for 256 people; in large pictures
+# the pixels take more than that.
 MOST_PEOPLE, MOST_PIXELS = 256, 2**23
 
 
@@ -86,7 +86,7 @@ class Shots(NamedTuple):
     boxes: Tensor  # (B, 4) x, y, w, h of the undressed body in the picture
     joints: Tensor  # (B, 22, 3) pixels, and 1 within the picture
     depth: Tensor  # (B,) meters, of the pelvis
-    maps: Tensor | None = None  # (B, S, S) meters of every pixel, 0 where there is no person
+    maps: Tensor | None = None  # (B, S, S) meters of every pixel, 0 for background
 
 
 def draw_live(

@@ -85,5 +85,5 @@ class Painter:
 
 
 def visible_depth(raster: Raster, hidden: Tensor) -> Tensor:
-    """Return meters (B, S, S), infinite where there is no person or something hides it."""
+    """Return meters (B, S, S), infinite on background and occluders."""
     return raster.depth[COARSE].masked_fill(hidden, torch.inf)
