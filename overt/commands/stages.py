@@ -13,6 +13,7 @@ FILE is YAML. Finished stages are skipped; an interrupted one resumes where it s
         recipe: blade_posenet
         checkpoints: {model.depthnet_checkpoint: depth}     # its best; `depth latest` its last
 
+Precedence of `overrides`, lowest to highest: those of the file, of a stage, of the command line.
 Without `gpus` a stage is one process. --dry-run shows what would run.
 """
 

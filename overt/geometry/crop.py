@@ -61,8 +61,11 @@ def warp(picture: Picture, affine: Affine, output: int) -> Picture:
     return np.array(warped)
 
 
-def warp_batch(pictures: Tensor, affine: Tensor, output: int) -> Tensor:
-    """As `warp` for pictures (B, C, H, W) and maps (B, 2, 3) that turn and scale: (B, C, n, n)."""
+def warp_batch(pictures: Tensor, affine: Tensor, output: int, mode: str = "bilinear") -> Tensor:
+    """As `warp` for pictures (B, C, H, W) and maps (B, 2, 3) that turn and scale: (B, C, n, n).
+
+    With `mode="nearest"` it does as `warp_nearest`.
+    """
     height, width = pictures.shape[-2:]
     line = torch.arange(output, dtype=affine.dtype, device=affine.device)
     x = line[None, None] - affine[:, 0, 2, None, None]  # (B, 1, n)
@@ -72,7 +75,7 @@ def warp_batch(pictures: Tensor, affine: Tensor, output: int) -> Tensor:
     source_x = (cosine * x - sine * y) / squared  # (B, n, n)
     source_y = (sine * x + cosine * y) / squared
     grid = torch.stack([2 * source_x / (width - 1) - 1, 2 * source_y / (height - 1) - 1], dim=-1)
-    return F.grid_sample(pictures, grid, padding_mode="zeros", align_corners=True)
+    return F.grid_sample(pictures, grid, mode, padding_mode="zeros", align_corners=True)
 
 
 def _shifted(picture: Picture, right: int, down: int, output: int) -> Picture:

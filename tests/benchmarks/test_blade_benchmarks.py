@@ -10,7 +10,9 @@ import pytest
 import torch
 from benchmark_scripts import functions, run
 from PIL import Image
+from real_files import write_dressed_body
 from small_recipes import BLADE_VIT, SMALL_BLADE
+from toy_runs import HERE
 
 
 @pytest.mark.parametrize("stage", ["depthnet", "posenet"])
@@ -83,6 +85,38 @@ def test_both_stages_and_the_control_are_trained_and_scored(tmp_path: Path) -> N
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert set(scores) == {"depth", "pose", "control"}
     assert scores["pose"]["mpjpe_mm"] > 0
+
+
+@pytest.mark.long
+def test_stages_of_published_sizes_are_trained_one_after_the_other(tmp_path: Path) -> None:
+    plan = str(HERE.parent / "examples" / "blade" / "stages_people_518.yaml")
+    write_dressed_body(tmp_path / "body.npz")
+    words = ["--tiny", "--plan", plan, "--body", str(tmp_path / "body.npz"), "--pace", "1", "1"]
+    words += ["--no-initial", "training.device=cpu", "data.synthetic.test=4"]
+    words += ["data.synthetic.train=400"]  # an epoch of warm-up is longer than the run
+    first = ["--only", "pretext", "depth", "--seconds", "1", "1", "--control", "equal"]
+    printed = run("people.py", *first, "--output", str(tmp_path / "first"), *words)
+    assert "before training" not in printed
+    scores = json.loads((tmp_path / "first" / "scores.json").read_text())
+    assert list(scores) == ["pretext", "depth", "control"]
+    assert scores["depth"]["steps"] == scores["control"]["steps"] > 0
+    depth = tmp_path / "first" / "depth" / "checkpoints" / "latest"
+    second = ["--only", "base_256", "pose", "--seconds", "1", "1", "--output", str(tmp_path / "2")]
+    second += ["--given", f"depth={depth}", "base_128=null"]
+    run("people.py", *second, *words)
+    scores = json.loads((tmp_path / "2" / "scores.json").read_text())
+    assert scores["pose"]["mpjpe_mm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--seconds", "1"], "1 numbers for depth, pose"), (["--only", "x", "y"], "not a stage of")],
+)
+def test_seconds_belong_to_stages_of_the_plan(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("people.py", *words, exit_code=2)
+    assert message in capsys.readouterr().err
 
 
 def test_joints_on_photographs_count_if_they_are_near() -> None:

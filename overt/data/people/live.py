@@ -15,13 +15,14 @@ from torch import Tensor
 
 from overt.data.people.backdrops import Photographs, Surroundings, draw_surroundings
 from overt.data.people.outfits import Looks, Outfit, draw_outfit
-from overt.data.people.painter import Painter
+from overt.data.people.painter import Painter, visible_depth
 from overt.data.people.photograph import (
     Photo,
     PhotographOptions,
     Photos,
     develop,
     draw_photo,
+    in_rectangle,
     is_shown,
     shown_rectangle,
     worn,
@@ -44,7 +45,9 @@ from overt.nested import concatenated, map_tensors
 from overt.ops.exact import exact_products
 
 HOST = torch.device("cpu")
-TOGETHER = 256  # people rendered at a time: a body of 27,000 faces needs some 3 GiB for them
+# Rendered at a time. A body of 27,000 faces takes some 3 GiB for 256 people; in large pictures
+# the pixels take more than that.
+MOST_PEOPLE, MOST_PIXELS = 256, 2**23
 
 
 class DrawnPerson(NamedTuple):
@@ -83,6 +86,7 @@ class Shots(NamedTuple):
     boxes: Tensor  # (B, 4) x, y, w, h of the undressed body in the picture
     joints: Tensor  # (B, 22, 3) pixels, and 1 within the picture
     depth: Tensor  # (B,) meters, of the pelvis
+    maps: Tensor | None = None  # (B, S, S) meters of every pixel, 0 for background
 
 
 def draw_live(
@@ -115,8 +119,10 @@ class Studio:
     def shoot(self, drawn: Drawn) -> Shots:
         """Render all people, some at a time; nobody depends on who else is in the batch."""
         with exact_products(drawn.people.depth.device):
-            starts = range(0, len(drawn.people.depth), TOGETHER)
-            return concatenated([self._shoot(_rows(drawn, start)) for start in starts])
+            people, size = len(drawn.people.depth), self.options.size
+            together = min(max(MOST_PIXELS // size**2, 1), MOST_PEOPLE)
+            starts = range(0, people, together)
+            return concatenated([self._shoot(_rows(drawn, start, together)) for start in starts])
 
     def scene(self, drawn: Drawn) -> Scene:
         """Place sampled people in front of the camera.
@@ -137,17 +143,22 @@ class Studio:
         dressed = self.painter.tailor.dress(scene.vertices, looks)
         dressed_pixels, depth = see(scene, dressed, options.orthographic)
         surroundings, perspective = drawn.surroundings.from_bytes(), not options.orthographic
-        pictures, _ = self.painter.render(
+        pictures, raster = self.painter.render(
             dressed_pixels, depth, dressed, looks, surroundings, perspective
         )
+        maps = None
+        if options.depth_maps:
+            meters = visible_depth(raster, self.painter.hidden(surroundings))
+            maps = torch.where(meters.isinf(), 0.0, meters)
         visible_joints = with_visibility(joints, options.size)
         if photos is not None:
             edges = shown_rectangle(pixels, photos, options.size)
             pictures = develop(pictures, edges, photos)
+            maps = None if maps is None else maps * in_rectangle(edges, options.size)
             visible_joints[..., 2] *= is_shown(joints, edges)
-        return Shots(pictures, boxes(pixels, options), visible_joints, scene.joints[:, 0, 2])
+        return Shots(pictures, boxes(pixels, options), visible_joints, scene.joints[:, 0, 2], maps)
 
 
-def _rows(drawn: Drawn, start: int) -> Drawn:
-    rows: Drawn = map_tensors(drawn, lambda tensor: tensor[start : start + TOGETHER])
+def _rows(drawn: Drawn, start: int, count: int) -> Drawn:
+    rows: Drawn = map_tensors(drawn, lambda tensor: tensor[start : start + count])
     return rows

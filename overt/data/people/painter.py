@@ -21,6 +21,9 @@ from overt.data.people.render import SUPERSAMPLING, Painted
 from overt.geometry.body import BodyModel
 from overt.geometry.silhouette import Raster, part_masks, rasterize
 
+# The fine pixels whose centers coincide with those of coarse ones, of (B, 2 S, 2 S).
+COARSE = (slice(None), slice(None, None, SUPERSAMPLING), slice(None, None, SUPERSAMPLING))
+
 
 class Painter:
     """Dresses and renders bodies of one model, on the model's device."""
@@ -58,6 +61,10 @@ class Painter:
         picture = camera_effects(picture, surroundings.lens, surroundings.noise)
         return (255 * picture).round().to(torch.uint8), raster
 
+    def hidden(self, surroundings: Surroundings) -> Tensor:
+        """Return the pixels (B, S, S) in which an occluder stands before everything."""
+        return paint_shapes(surroundings.occluder, self.size)[1][:, 0]
+
     @torch.no_grad()
     def paint(
         self,
@@ -70,12 +77,13 @@ class Painter:
     ) -> Painted:
         """Render pictures, and part and depth of each pixel; occluded pixels are background."""
         levels, raster = self.render(pixels, depth, vertices, looks, surroundings, perspective)
-        coarse = (slice(None), slice(None, None, SUPERSAMPLING), slice(None, None, SUPERSAMPLING))
-        hidden = paint_shapes(surroundings.occluder, self.size)[1][:, 0]
-        parts = part_masks(raster, self.model.faces, self.model.part)[coarse]
-        parts, meters = (
-            parts.masked_fill(hidden, 0),
-            raster.depth[coarse].masked_fill(hidden, torch.inf),
-        )
+        hidden = self.hidden(surroundings)
+        parts = part_masks(raster, self.model.faces, self.model.part)[COARSE].masked_fill(hidden, 0)
+        meters = visible_depth(raster, hidden)
         pictures = levels.permute(0, 2, 3, 1)
         return Painted(pictures.cpu().numpy(), parts.cpu().numpy(), meters.cpu().numpy())
+
+
+def visible_depth(raster: Raster, hidden: Tensor) -> Tensor:
+    """Return meters (B, S, S), infinite on background and occluders."""
+    return raster.depth[COARSE].masked_fill(hidden, torch.inf)

@@ -213,12 +213,17 @@ def develop(pictures: Tensor, rectangle: Tensor, photos: Photos) -> Tensor:
     gray = (colors * brightness[:, None, None]).sum(1, keepdim=True)
     colors = 0.5 + contrast * (gray + saturation * (colors - gray) - 0.5)
     colors = torch.where(steps > 0, compressed(colors.clamp(0, 1), steps), colors).clamp(0, 1)
-    line = torch.arange(pictures.shape[-1], device=pictures.device)
+    is_seen = in_rectangle(rectangle, pictures.shape[-1])[:, None]
+    return (255 * colors * is_seen).round().to(torch.uint8)
+
+
+def in_rectangle(rectangle: Tensor, size: int) -> Tensor:
+    """Return which pixels (B, S, S) lie in the photograph (B, 4)."""
+    line = torch.arange(size, device=rectangle.device)
     left, top, right, bottom = rectangle[:, :, None].unbind(1)  # (B, 1) each
     is_row = (line >= top) & (line <= bottom)  # (B, S), like the next
     is_column = (line >= left) & (line <= right)
-    is_seen = is_row[:, None, :, None] & is_column[:, None, None]
-    return (255 * colors * is_seen).round().to(torch.uint8)
+    return is_row[:, :, None] & is_column[:, None]
 
 
 def coarsened(pictures: Tensor, level: Tensor) -> Tensor:

@@ -81,7 +81,8 @@ def build_depthnet(settings: DepthSettings, size: int) -> DepthNet:
     )
     if settings.backbone_checkpoint is not None:
         source = settings.backbone_checkpoint
-        model.load_backbone(read_weights(source, "model.depth.backbone_checkpoint"), source)
+        tensors = read_weights(source, "model.depth.backbone_checkpoint")
+        model.load_backbone(tensors, source, resize=True)
     return model
 
 

@@ -365,11 +365,6 @@ class SyntheticSettings:
                     f"data.synthetic.{key}={getattr(self, key)} is for people rendered during "
                     "training; set data.synthetic.live=true, or leave it null"
                 )
-        if self.live and self.depth_maps:
-            raise ConfigError(
-                "data.synthetic.live=true with data.synthetic.depth_maps=true: depth maps are "
-                "written to files only; set one of them to false"
-            )
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -219,8 +219,13 @@ class DepthNet(nn.Module):
                 f"checkpoint was saved without frozen parameters. {remedy}"
             )
 
-    def load_backbone(self, tensors: Mapping[str, Tensor], source: str) -> None:
-        """Load a backbone from DepthNet, Depth-Anything-V2, or only the encoder from DINOv2."""
+    def load_backbone(
+        self, tensors: Mapping[str, Tensor], source: str, resize: bool = False
+    ) -> None:
+        """Load a backbone from DepthNet, Depth-Anything-V2, or only the encoder from DINOv2.
+
+        With `resize` its crops may have another size: the position table is resized.
+        """
         current = self.depth_backbone.state_dict()
         for prefix, inner in ((BACKBONE, ""), ("", ""), ("", "pretrained.")):
             part = {
@@ -233,6 +238,9 @@ class DepthNet(nn.Module):
         else:
             part = {}
         part = {name: value for name, value in part.items() if name in current}
+        if resize and POSITIONS in part:
+            encoder = cast(Any, self.depth_backbone).pretrained
+            part[POSITIONS] = encoder.fit({"pos_embed": part[POSITIONS]})["pos_embed"]
         missing = [name for name in current if name not in part]
         if inner:  # encoder only: the rest keeps its random initialization
             missing = [name for name in missing if name.startswith(inner)]

@@ -27,6 +27,7 @@ from overt.data.people.live import Drawn, DrawnPerson, Shots, Studio, draw_live
 from overt.data.people.photograph import PhotographOptions
 from overt.errors import ConfigError
 from overt.geometry.body import BODY_JOINTS, HAND_JOINTS
+from overt.geometry.crop import warp_batch
 from overt.geometry.pose import mirror_pose, rotate_in_plane
 from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
 from overt.ops.exact import exact_products
@@ -147,6 +148,16 @@ class LiveRenderer:
             shots.pictures, *squares(shots.boxes), self.settings.depth_size, batch.changes
         )
         return DepthBatch(crops, shots.depth, torch.isfinite(shots.depth))
+
+    @torch.no_grad()
+    def depth_maps(self, batch: LiveBatch) -> tuple[Tensor, Tensor]:
+        """Return DepthNet's crops, and the depth of their pixels (B, n, n), 0 without a person."""
+        changes, output = batch.changes, self.settings.depth_size
+        shots = self.studio(changes.factor.device).shoot(batch.people)
+        crops, affine = cut_batch(shots.pictures, *squares(shots.boxes), output, changes)
+        assert shots.maps is not None, "people without depth maps"
+        meters = torch.where(changes.mirrored[:, None, None], shots.maps.flip(-1), shots.maps)
+        return crops, warp_batch(meters[:, None], affine, output, "nearest")[:, 0]
 
     @torch.no_grad()
     def pose_batch(self, batch: LiveBatch) -> PoseBatch:

@@ -22,12 +22,13 @@ from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import Row, score_batches, summarize, with_names
 from overt.geometry.crop import warp_nearest
-from overt.recipe import Recipe, StepOutput
+from overt.recipe import Recipe, SampleSource, StepOutput
 from overt.recipes.blade.build import build_backbone
 from overt.recipes.blade.config import CONV, DataSettings, DepthNetSettings
 from overt.recipes.blade.data import make_evaluation_data, make_missing_data, open_evaluation
 from overt.recipes.blade.dpt import DepthAnything
 from overt.recipes.blade.example import example_samples
+from overt.recipes.blade.live import LiveBatch, LivePeople, LiveRenderer, collate_live
 from overt.recipes.blade.people import LabeledPeople, People
 
 NEAREST_M = 0.05  # predicted depths below this are taken for it
@@ -42,6 +43,13 @@ class DepthMapSample(NamedTuple):
 class DepthMapBatch:
     images: Tensor  # (B, 3, S, S) uint8
     depth: Tensor  # (B, S, S) meters
+
+
+def collate_maps(samples: list[DepthMapSample]) -> DepthMapBatch:
+    return DepthMapBatch(
+        torch.stack([sample.image for sample in samples]),
+        torch.stack([sample.depth for sample in samples]),
+    )
 
 
 class DepthMaps:
@@ -88,12 +96,16 @@ class DepthMapModel(nn.Module):
 class PretextRecipe(Recipe):
     """Predicts the depth of every pixel of a person."""
 
+    prepares_beside_step = True  # people are rendered while the last ones are trained on
+
     def __init__(self, settings: DepthNetSettings) -> None:
         self.settings = settings
-        if settings.data.is_live:
+        self.live = LiveRenderer(settings.data)
+        synthetic = settings.data.synthetic
+        if synthetic is not None and synthetic.live and not synthetic.depth_maps:
             raise ConfigError(
-                "data.synthetic.live=true: the pretext needs the depth of every pixel, which only "
-                "written people have; set data.synthetic.live=false"
+                "data.synthetic.depth_maps=false: the pretext needs the depth of every pixel; set "
+                "data.synthetic.depth_maps=true"
             )
         if settings.model.depth.encoder == CONV:
             raise ConfigError(
@@ -106,8 +118,10 @@ class PretextRecipe(Recipe):
         assert isinstance(backbone, DepthAnything)
         return DepthMapModel(backbone)
 
-    def build_dataset(self) -> DepthMaps:
+    def build_dataset(self) -> SampleSource:
         data = self.settings.data
+        if data.is_live:
+            return LivePeople(data, self.settings.model.body, data.depth_augmentation)
         make_missing_data(data)
         if len(data.sources) != 1:
             raise ConfigError(
@@ -116,17 +130,21 @@ class PretextRecipe(Recipe):
         body, root = self.settings.model.body, Path(data.root)
         return DepthMaps(People(data.sources[0], data, body, root, needs_pose=False), data)
 
-    def collate(self, samples: list[DepthMapSample]) -> DepthMapBatch:
-        return DepthMapBatch(
-            torch.stack([sample.image for sample in samples]),
-            torch.stack([sample.depth for sample in samples]),
-        )
+    def collate(self, samples: list[Any]) -> DepthMapBatch | LiveBatch:
+        return collate_live(samples) if self.settings.data.is_live else collate_maps(samples)
+
+    def on_device(self, batch: DepthMapBatch | LiveBatch) -> DepthMapBatch:
+        if isinstance(batch, LiveBatch):
+            return DepthMapBatch(*self.live.depth_maps(batch))
+        return batch
 
     def example_batch(self, size: int) -> DepthMapBatch:
         """Return crops of noise, with a depth for nearly all pixels."""
-        return self.collate(example_samples(DepthMaps, self.settings.data, size))
+        return collate_maps(example_samples(DepthMaps, self.settings.data, size))
 
-    def counts(self, batch: DepthMapBatch) -> dict[str, Tensor]:
+    def counts(self, batch: DepthMapBatch | LiveBatch) -> dict[str, Tensor]:
+        if isinstance(batch, LiveBatch):  # which pixels show a person is known after rendering only
+            return {"pixels": torch.tensor(float(len(batch) * self.settings.data.depth_size**2))}
         return {"pixels": (batch.depth > 0).sum()}
 
     def blocks(self, model: DepthMapModel) -> list[nn.Module]:
@@ -157,7 +175,7 @@ class PretextRecipe(Recipe):
         device = next(model.parameters()).device
 
         def score(chosen: range) -> list[Row]:
-            batch = self.collate([maps.unchanged(row) for row in chosen])
+            batch = collate_maps([maps.unchanged(row) for row in chosen])
             true = batch.depth.to(device)
             errors = log_errors(model(batch.images.to(device)), true).sum((1, 2))
             means = errors / (true > 0).sum((1, 2))
@@ -173,7 +191,7 @@ class PretextRecipe(Recipe):
         people = open_evaluation(settings.data, settings.evaluation, settings.model.body, False)
         maps = DepthMaps(people, settings.data)
         rows = range(min(settings.evaluation.drawn, len(maps)))
-        batch = self.collate([maps.unchanged(row) for row in rows])
+        batch = collate_maps([maps.unchanged(row) for row in rows])
         keypoints = model(batch.images.to(next(model.parameters()).device)).cpu()
 
         def gray(depth: Tensor) -> Tensor:  # (B, S, S) to (B, 3, S, S)

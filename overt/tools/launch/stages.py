@@ -77,7 +77,7 @@ def read_stages(
             )
     stages: list[Stage] = []
     for number, entry in enumerate(entries, start=1):
-        stages.append(_stage(path, number, entry, output, [*common, *extra], stages))
+        stages.append(_stage(path, number, entry, output, common, list(extra), stages))
     return stages
 
 
@@ -101,6 +101,7 @@ def _stage(
     entry: Any,
     output: Path,
     common: list[str],
+    extra: list[str],
     earlier: list[Stage],
 ) -> Stage:
     if not isinstance(entry, Mapping):
@@ -118,8 +119,9 @@ def _stage(
         f"recipe={entry['recipe']}",
         f"exp_name={name}",
         f"output_dir={_quoted(str(output))}",
-        *_overrides(path, f"stage {name}: ", entry.get("overrides")),
         *common,
+        *_overrides(path, f"stage {name}: ", entry.get("overrides")),
+        *extra,  # of the command line: over both
         *checkpoint_overrides,
     ]
     nodes, gpus = entry.get("nodes", 1), entry.get("gpus")

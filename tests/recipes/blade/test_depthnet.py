@@ -210,12 +210,28 @@ def test_a_stage_one_checkpoint_of_another_backbone_is_refused(root: Path) -> No
     with pytest.raises(CheckpointError, match=r"another backbone.*Set model\.depth\.encoder"):
         vit_depthnet(root).load_depthnet(wide.state_dict(), "other")
     with pytest.raises(CheckpointError, match=r"crops of 70 pixels.*set data\.depth_size=70$"):
-        vit_depthnet(root, named, "data.depth_size=56")
+        vit_depthnet(root, "data.depth_size=56").load_depthnet(
+            vit_depthnet(root, named, "model.depth.save_frozen=true").state_dict(), "other"
+        )
     # Of the same sizes, but other weights: the head alone could not tell.
     tensors = dict(vit_depthnet(root, named).state_dict())
     tensors["backbone_mark"] = tensors["backbone_mark"] + 1
     with pytest.raises(CheckpointError, match="on top of another depth backbone"):
         vit_depthnet(root, named).load_depthnet(tensors, "other")
+
+
+def test_a_backbone_may_have_seen_crops_of_another_size(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    named = f"model.depth.backbone_checkpoint={backbone_file(root)}"
+    (same, other) = (
+        vit_depthnet(root, named, f"data.depth_size={size}").depth_backbone.pretrained
+        for size in (70, 56)
+    )
+    assert "position table resized from (5, 5) to (4, 4) patches" in caplog.text
+    assert torch.equal(same.cls_token, other.cls_token)
+    tables = (same.pos_embed[:, 1:].mean(), other.pos_embed[:, 1:].mean())
+    torch.testing.assert_close(*tables, atol=2e-3, rtol=0)
 
 
 def test_each_compiled_unit_is_used_through_its_forward(root: Path) -> None:

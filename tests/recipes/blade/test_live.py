@@ -20,6 +20,7 @@ from overt.nested import map_tensors, tensors_in
 from overt.recipes.blade.camera import LIMB_JOINTS
 from overt.recipes.blade.data import collate_depth, collate_pose, people_options
 from overt.recipes.blade.live import LiveSample
+from overt.recipes.blade.pretext_recipe import collate_maps
 
 ROWS = range(6)
 SIZES = (
@@ -85,6 +86,38 @@ def test_crops_and_labels_are_those_of_written_people(root: Path, stage: str) ->
             torch.testing.assert_close(values, truth, atol=2e-4, rtol=1e-4)
 
 
+def test_depth_maps_are_those_of_written_people(root: Path) -> None:
+    given = words(
+        root,
+        "data.synthetic.framing=portrait",
+        "data.synthetic.depth_maps=true",
+        f"data.root={root / 'maps'}",
+        "data.synthetic.size=48",
+        "data.depth_size=70",
+        "model.depth.encoder=custom",
+        *AUGMENTED,
+    )
+    source = SMALL_BLADE["pretext"].recipe(root, *given).build_dataset()
+    source.people.whole_image = False
+    recipe = SMALL_BLADE["pretext"].recipe(root, *given, "data.synthetic.live=true")
+    people = recipe.build_dataset()
+    drawn, written = [], []
+    for row in ROWS:
+        person = draw_live(sample_rng(0, 0, row), people.rest_joints, 48, people.photographs)
+        if abs(person.sketch.person.depth - float(source.people.pelvis(row)[2])) > 1e-4:
+            continue  # too near: sampled again before it was written
+        written.append(source.sample(row, sample_rng(7, 0, row)))
+        drawn.append(LiveSample(person, draw_change(people.augmentation, sample_rng(7, 0, row))))
+    assert len(drawn) > 3
+    batch = recipe.collate(drawn)
+    assert recipe.counts(batch)["pixels"] == len(drawn) * 70**2
+    made, expected = recipe.on_device(batch), collate_maps(written)
+    assert (made.images.int() - expected.images.int()).abs().float().mean() < 8
+    differing = (made.depth - expected.depth).abs() > 2e-3  # millimeters were written
+    assert differing.float().mean() < 0.01  # pixels between two
+    assert 0.05 < (made.depth > 0).float().mean() < 0.9
+
+
 def test_a_sample_is_a_function_of_its_generator(root: Path) -> None:
     recipe = SMALL_BLADE["depthnet"].recipe(root, *words(root, "data.synthetic.live=true"))
     people = recipe.build_dataset()
@@ -128,6 +161,8 @@ def test_a_gpu_renders_the_same_bits(root: Path, stage: str) -> None:
 
 def test_both_stages_train_without_training_files(root: Path, tmp_path: Path) -> None:
     given = words(root, "data.synthetic.live=true", "training.num_steps=2", "training.batch_size=2")
+    maps = ("data.synthetic.depth_maps=true", "data.depth_size=42", "model.depth.encoder=custom")
+    SMALL_BLADE["pretext"].train(tmp_path, *given, *maps)
     run = SMALL_BLADE["depthnet"].train(tmp_path, *given)
     checkpoint = f"model.depthnet_checkpoint={run / 'checkpoints' / 'best'}"
     orthographic = "data.synthetic.orthographic=true"
@@ -190,8 +225,6 @@ def test_both_stages_train_on_photographs(root: Path, tmp_path: Path) -> None:
         ("blade_depthnet_tiny", ["data.synthetic.photograph.margin=[2,1]"], "photograph.margin"),
         ("blade_depthnet_tiny", ["data.synthetic.live_framing=film"], "live_framing"),
         ("blade_depthnet_tiny", ["data.synthetic.body=null"], "only dressed people"),
-        ("blade_depthnet_tiny", ["data.synthetic.depth_maps=true"], "written to files only"),
-        ("blade_pretext_tiny", [], "depth_maps=true"),
     ],
 )
 def test_what_cannot_be_rendered_live_is_refused(
@@ -210,7 +243,7 @@ def test_settings_of_live_people_need_live_people(key: str) -> None:
 def test_one_body_and_one_source(root: Path) -> None:
     live = words(root, "data.synthetic.live=true")
     small = SMALL_BLADE["pretext"]
-    with pytest.raises(ConfigError, match="the pretext needs the depth of every pixel"):
+    with pytest.raises(ConfigError, match=r"depth_maps=false: the pretext needs the depth"):
         small.recipe(root, *live, "data.synthetic.depth_maps=false")
     with pytest.raises(ConfigError, match="name the same body for both"):
         SMALL_BLADE["depthnet"].recipe(root, *live, "model.body.model=anny").build_dataset()

@@ -6,6 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 from toy_runs import TOY, write_chain
 
+from overt.config import load
 from overt.errors import ConfigError
 from overt.tools.launch.stages import plan, read_stages
 
@@ -16,6 +17,17 @@ def test_a_launcher_gets_commands_with_dependencies(tmp_path: Path) -> None:
     assert first.words[:2] == ["recipe=toy", "exp_name=first"]
     assert "logging.every_steps=2" in second.words
     assert second.words[-2:] == ["--package", str(TOY)]
+
+
+def test_a_stage_overrides_the_file_and_the_command_line_overrides_both(tmp_path: Path) -> None:
+    entries = [
+        {"name": "first", "recipe": "toy", "packages": [str(TOY)]},
+        {"name": "own", "recipe": "toy", "packages": [str(TOY)], "overrides": {"seed": 2}},
+    ]
+    chain = write_chain(tmp_path, overrides={"seed": 1, "training.num_steps": 6}, stages=entries)
+    for extra, seeds in (([], [1, 2]), (["seed=3"], [3, 3])):
+        stages = read_stages(chain, extra)
+        assert [load(one.overrides, packages=one.packages).seed for one in stages] == seeds
 
 
 @pytest.mark.parametrize(
