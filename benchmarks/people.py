@@ -3,7 +3,7 @@
     python benchmarks/people.py --seconds 900 1500                             the people of anny
     python benchmarks/people.py --seconds 100 250 --body my_anny.npz           another file of it
     python benchmarks/people.py --tiny --seconds 20 20 --control 10            on a CPU, to try
-    python benchmarks/people.py --plan examples/blade/stages_people_518.yaml --only pretext depth \
+    python benchmarks/people.py --plan benchmarks/people_518.yaml --only pretext depth \
         --seconds 165 85 --control equal                                       the published sizes
 
 The networks and their settings are those of a file of stages, examples/blade/stages_people.yaml or

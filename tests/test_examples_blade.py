@@ -54,20 +54,6 @@ def test_the_chain_on_dressed_people_trains_and_is_scored_on_one_body() -> None:
     assert batches == [128, 256]
 
 
-def test_the_chain_of_published_sizes_needs_no_weights_of_others() -> None:
-    stages = {one.name: one for one in plan(read_stages(EXAMPLE / "stages_people_518.yaml"))}
-    settings = {name: load(one.words).settings for name, one in stages.items()}
-    assert all(one.data.is_live and one.data.synthetic.body == "anny" for one in settings.values())
-    depth, pose = settings["depth"], settings["pose"]
-    for one in (depth, pose):
-        assert (one.model.depth.encoder, one.data.depth_size) == ("vits", 518)
-    published = load(["recipe=blade_posenet", "data.root=x"]).settings
-    assert (pose.data.pose_size, pose.data.pose_step_sizes) == (512, [320, 512])
-    assert pose.model.branch == settings["base_128"].model.branch == published.model.branch
-    assert depth.model.depth.backbone_checkpoint.endswith("pretext/checkpoints/best")
-    assert stages["pose"].after == ["base_256", "depth"]
-
-
 def test_the_chain_for_photographs_differs_in_what_people_look_like() -> None:
     stages = plan(read_stages(EXAMPLE / "stages_photographs.yaml"))
     others = plan(read_stages(EXAMPLE / "stages_people.yaml"))

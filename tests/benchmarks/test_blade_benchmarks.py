@@ -14,6 +14,9 @@ from real_files import write_dressed_body
 from small_recipes import BLADE_VIT, SMALL_BLADE
 from toy_runs import HERE
 
+from overt.config import load
+from overt.tools.launch.stages import plan, read_stages
+
 
 @pytest.mark.parametrize("stage", ["depthnet", "posenet"])
 def test_a_step_is_measured_on_the_cpu(stage: str) -> None:
@@ -89,9 +92,9 @@ def test_both_stages_and_the_control_are_trained_and_scored(tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_stages_of_published_sizes_are_trained_one_after_the_other(tmp_path: Path) -> None:
-    plan = str(HERE.parent / "examples" / "blade" / "stages_people_518.yaml")
+    file = str(HERE.parent / "benchmarks" / "people_518.yaml")
     write_dressed_body(tmp_path / "body.npz")
-    words = ["--tiny", "--plan", plan, "--body", str(tmp_path / "body.npz"), "--pace", "1", "1"]
+    words = ["--tiny", "--plan", file, "--body", str(tmp_path / "body.npz"), "--pace", "1", "1"]
     words += ["--no-initial", "training.device=cpu", "data.synthetic.test=4"]
     words += ["data.synthetic.train=400"]  # an epoch of warm-up is longer than the run
     first = ["--only", "pretext", "depth", "--seconds", "1", "1", "--control", "equal"]
@@ -160,3 +163,19 @@ def test_a_file_without_marked_people_is_refused(
     file.write_text(text)
     run("photographs.py", str(file), "--checkpoint", "absent", exit_code=1)
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_plan_of_published_sizes_needs_no_weights_of_others() -> None:
+    stages = {
+        one.name: one for one in plan(read_stages(HERE.parent / "benchmarks" / "people_518.yaml"))
+    }
+    settings = {name: load(one.words).settings for name, one in stages.items()}
+    assert all(one.data.is_live and one.data.synthetic.body == "anny" for one in settings.values())
+    depth, pose = settings["depth"], settings["pose"]
+    for one in (depth, pose):
+        assert (one.model.depth.encoder, one.data.depth_size) == ("vits", 518)
+    published = load(["recipe=blade_posenet", "data.root=x"]).settings
+    assert (pose.data.pose_size, pose.data.pose_step_sizes) == (512, [320, 512])
+    assert pose.model.branch == settings["base_128"].model.branch == published.model.branch
+    assert depth.model.depth.backbone_checkpoint.endswith("pretext/checkpoints/best")
+    assert stages["pose"].after == ["base_256", "depth"]
