@@ -81,15 +81,27 @@ def main(arguments: Sequence[str]) -> int:
             "and this model predicts none; add --mask FILE, or --detections FILE with a "
             "segmentation"
         )
-    count = 0
+    count, failed = 0, []
     for number, (image, folder) in enumerate(zip(images, folders, strict=True)):
-        picture = read_picture(image)
-        if rows_of is not None:
-            people = people_in(picture.shape[:2], rows_of[number], image)
+        try:
+            picture = read_picture(image)
+            if rows_of is not None:
+                people = people_in(picture.shape[:2], rows_of[number], image)
+            estimates = estimator.detected(picture, people) if people else []
+        except DataError as error:
+            if len(images) == 1:
+                raise
+            print(f"{image}: skipped: {error}")
+            failed.append(str(image))
+            continue
         if people:
-            estimates = estimator.detected(picture, people)
             _write_people(folder, picture, estimates, people, options.format)
         count += len(people)
+    if failed:
+        raise DataError(
+            f"{', '.join(failed)}: not estimated, see above; the other "
+            f"{len(images) - len(failed)} pictures were processed"
+        )
     if count == 0:
         raise DataError(f"--detections {options.detections}: nobody could be estimated, see above")
     return 0

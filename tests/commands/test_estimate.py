@@ -195,6 +195,26 @@ def test_several_people_and_pictures(
     assert (tmp_path / "all" / "000001_person" / "mesh.obj").is_file()
 
 
+def test_a_broken_picture_among_several_is_named_and_the_others_are_written(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, last = (picture(root).with_name(f"00000{number}.jpg") for number in (0, 1))
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(first.read_bytes()[:200])
+    words = ["--checkpoint", str(checkpoint(root)), "--output", str(tmp_path / "out")]
+    words.append("evaluation.camera.iterations=1")
+    with pytest.raises(
+        DataError, match=r"broken\.jpg: not estimated, see above; the other 2 pictures"
+    ):
+        main([str(first), str(broken), str(last), *words])
+    assert f"{broken}: skipped: " in capsys.readouterr().out
+    written = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert written == ["000000_person", "000001_person"]
+    with pytest.raises(DataError) as alone:
+        main([str(broken), *words])
+    assert "see above" not in str(alone.value)
+
+
 def test_several_people_have_masks_and_keypoints(root: Path, tmp_path: Path) -> None:
     """A mask moves the mesh over its person, also where people share a focal length."""
     (tmp_path / "boxes.json").write_text("[[2, 2, 14, 28], [16, 4, 14, 26]]")
