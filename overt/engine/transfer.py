@@ -15,11 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from overt.engine.strategy.graph import MOST, WARM_UP
 from overt.nested import map_tensors, tensors_in
 from overt.recipe import Recipe
-
-MOST = 4  # recordings: short last batches, and steps that see smaller images
-WARM_UP = 3  # batches before the recording: lazy set-up and the choice of algorithms happen there
 
 
 class Recording(NamedTuple):
