@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from overt.ops.point_search.cells import GRID, SLACK, sort_into_cells
+from overt.ops.point_search.kernels import ball_query_shapes, three_nearest_shapes
 from overt.ops.point_search.plain import LARGEST, SMALLEST, squared_radius
 
 STEP = 32  # points that a warp looks at together
@@ -149,13 +150,7 @@ def ball_query_in_cells(
     return index, hits
 
 
-@ball_query_in_cells.register_fake
-def _(centers: Tensor, points: Tensor, radius: float, slots: int) -> tuple[Tensor, Tensor]:
-    shape = centers.shape[:2]
-    return (
-        centers.new_empty((*shape, slots), dtype=torch.int32),
-        centers.new_empty(shape, dtype=torch.int32),
-    )
+ball_query_in_cells.register_fake(ball_query_shapes)
 
 
 # --- three nearest centers -----------------------------------------------------------------------
@@ -275,7 +270,4 @@ def three_nearest_in_cells(points: Tensor, centers: Tensor) -> tuple[Tensor, Ten
     return index, squares
 
 
-@three_nearest_in_cells.register_fake
-def _(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
-    shape = (*points.shape[:2], 3)
-    return points.new_empty(shape, dtype=torch.int32), points.new_empty(shape, dtype=torch.float32)
+three_nearest_in_cells.register_fake(three_nearest_shapes)

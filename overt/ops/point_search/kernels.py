@@ -93,7 +93,10 @@ def ball_query_fused(
 
 
 @ball_query_fused.register_fake
-def _(centers: Tensor, points: Tensor, radius: float, slots: int) -> tuple[Tensor, Tensor]:
+def ball_query_shapes(
+    centers: Tensor, points: Tensor, radius: float, slots: int
+) -> tuple[Tensor, Tensor]:
+    """Return empty results, as every kernel of a ball query gives them."""
     shape = centers.shape[:2]
     return (
         centers.new_empty((*shape, slots), dtype=torch.int32),
@@ -179,6 +182,7 @@ def three_nearest_fused(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor
 
 
 @three_nearest_fused.register_fake
-def _(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
+def three_nearest_shapes(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
+    """Return empty results, as every kernel for the nearest centers gives them."""
     shape = (*points.shape[:2], 3)
     return points.new_empty(shape, dtype=torch.int32), points.new_empty(shape, dtype=torch.float32)

@@ -5,8 +5,8 @@ import torch
 from kernel_tests import DEVICE, ON_GPU, kernel_test
 from point_clouds import KINDS, cloud
 
+from overt.ops.point_search import api
 from overt.ops.point_search import plain as search
-from overt.ops.point_search.api import furthest_point_sample
 
 
 @kernel_test
@@ -74,5 +74,12 @@ def test_the_kernel_samples_official_clouds_exactly() -> None:
     coords = torch.randn(2, 30720, 3, generator=torch.Generator().manual_seed(0))
     coords[0, :27648] = torch.nn.functional.normalize(coords[0, :27648], dim=1) * 3
     coords = coords.cuda()
-    found = furthest_point_sample(coords, 10240)
+    found = api.furthest_point_sample(coords, 10240)
     assert torch.equal(found, search.furthest_point_sample_plain(coords, 10240))
+    # Large enough for the cells of a grid.
+    assert coords.shape[1] * found.shape[1] >= api.MANY_PAIRS
+    centers = coords.gather(1, found.long()[..., None].expand(-1, -1, 3))
+    balls = search.ball_query_plain(centers, coords, 0.1, 128)
+    assert all(map(torch.equal, api.ball_query(centers, coords, 0.1, 128), balls))
+    nearest, _ = search.three_nearest_plain(coords, centers)
+    assert torch.equal(api.three_nearest(coords, centers)[0], nearest)
