@@ -97,11 +97,12 @@ def test_stages_of_published_sizes_are_trained_one_after_the_other(tmp_path: Pat
     words = ["--tiny", "--plan", file, "--body", str(tmp_path / "body.npz"), "--pace", "1", "1"]
     words += ["--no-initial", "training.device=cpu", "data.synthetic.test=4"]
     words += ["data.synthetic.train=400"]  # an epoch of warm-up is longer than the run
-    first = ["--only", "pretext", "depth", "--seconds", "1", "1", "--control", "equal"]
+    first = ["--only", "depth_126", "depth_252", "depth", "--seconds", "1", "1", "1"]
+    first += ["--control", "equal"]
     printed = run("people.py", *first, "--output", str(tmp_path / "first"), *words)
     assert "before training" not in printed
     scores = json.loads((tmp_path / "first" / "scores.json").read_text())
-    assert list(scores) == ["pretext", "depth", "control"]
+    assert list(scores) == ["depth_126", "depth_252", "depth", "control"]
     assert scores["depth"]["steps"] == scores["control"]["steps"] > 0
     depth = tmp_path / "first" / "depth" / "checkpoints" / "latest"
     second = ["--only", "base_256", "pose", "--seconds", "1", "1", "--output", str(tmp_path / "2")]
@@ -177,5 +178,5 @@ def test_the_plan_of_published_sizes_needs_no_weights_of_others() -> None:
     published = load(["recipe=blade_posenet", "data.root=x"]).settings
     assert (pose.data.pose_size, pose.data.pose_step_sizes) == (512, [320, 512])
     assert pose.model.branch == settings["base_128"].model.branch == published.model.branch
-    assert depth.model.depth.backbone_checkpoint.endswith("pretext/checkpoints/best")
+    assert depth.model.depth.backbone_checkpoint.endswith("depth_252/checkpoints/best")
     assert stages["pose"].after == ["base_256", "depth"]
