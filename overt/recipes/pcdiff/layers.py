@@ -220,7 +220,7 @@ class SetAbstraction(nn.Module):
         """Features of the centers, (B, M, C')."""
         (first, norm), *remaining_steps = cast(SharedMLP, self.mlps[0]).steps()
         point_features = with_time(first, features, time, start=3)
-        rows = mix_rows(point_features.flatten(0, 1), pairs.points[:, None])
+        rows = mix_rows(point_features.flatten(0, 1), pairs.points[:, None], lists=pairs.lists)
         rows = torch.addmm(rows, relative.to(rows.dtype), matrix(first)[:, :3].to(rows.dtype).T)
         for layer, following in remaining_steps:
             rows = norm_swish_pairs(rows, norm.weight, norm.bias, GROUPS, pairs)
@@ -251,7 +251,7 @@ class FeaturePropagation(nn.Module):
         (first, norm), *remaining_steps = self.mlp.steps()
         weight, channels = matrix(first), features.shape[2]
         center_features = F.linear(features, weight[:, :channels])
-        rows = mix_rows(center_features.flatten(0, 1), nearest.rows, nearest.weights)
+        rows = mix_rows(center_features.flatten(0, 1), nearest.rows, nearest.weights, nearest.lists)
         rows = torch.unflatten(rows, 0, (len(features), -1))
         constant = cast(Tensor, first.bias)
         if time is not None:
