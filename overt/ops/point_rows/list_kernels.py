@@ -52,7 +52,7 @@ def list_terms_fused(index: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """See `list_terms`: starts and terms."""
     per_result = index.shape[1]
     total = index.numel()
-    assert total < 2**31
+    assert index.shape[0] * max(index.stride(0), per_result) < 2**31
     counts = torch.zeros(count + 1, dtype=torch.int32, device=index.device)  # of the row before
     terms = torch.empty(total, dtype=torch.int32, device=index.device)
     if total == 0:
