@@ -67,7 +67,9 @@ KERNELS = {
     "point_norm": Kernels(True, "sums of programs are stored, then added in a fixed order"),
     "point_pairs": Kernels(True, "each pair is written by one program", (torch.int32,)),
     "point_rows": Kernels(
-        False, "spreading rows, the gradient of mixing them, adds with float atomics"
+        False,
+        "spreading rows, the gradient of mixing them, adds in the order in which integer atomics "
+        "have listed the terms, or with float atomics",
     ),
     "point_search": Kernels(
         True,

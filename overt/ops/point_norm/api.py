@@ -2,6 +2,10 @@
 
 Letters: B clouds, R rows of a cloud, P pairs, M centers, C channels. The plain functions are the
 definition, for any device; the Triton twins keep only their input for the backward pass.
+
+A constant, the bias of the layer before or what is the same at every point of a cloud, is added to
+the rows before they are normalized. Here it costs nothing: it moves the mean, and its gradient is
+made of sums that the norm needs anyway.
 """
 
 from __future__ import annotations
@@ -23,11 +27,12 @@ def norm_swish(
     scale: Tensor,  # (C,)
     shift: Tensor,  # (C,)
     groups: int,
+    constant: Tensor | None = None,  # (C,) or (B, C)
 ) -> Tensor:
-    """swish(normalized rows * scale + shift), (B, R, C)."""
+    """swish(normalized (rows + constant) * scale + shift), (B, R, C)."""
     if not use_kernels("point_norm", rows):
-        return norm_swish_plain(rows, scale, shift, groups)
-    return _fused(rows, scale, shift, groups, swish=True)
+        return norm_swish_plain(rows, scale, shift, groups, constant)
+    return _fused(rows, scale, shift, groups, True, constant)
 
 
 def norm_grid(
@@ -40,18 +45,30 @@ def norm_grid(
     if not use_kernels("point_norm", grids):
         return norm_grid_plain(grids, scale, shift, groups)
     rows = grids.permute(0, 2, 3, 4, 1)
-    result = _fused(rows.flatten(1, 3), scale, shift, groups, swish=False)
+    result = _fused(rows.flatten(1, 3), scale, shift, groups, False)
     return result.view(rows.shape).permute(0, 4, 1, 2, 3)
 
 
-def _fused(rows: Tensor, scale: Tensor, shift: Tensor, groups: int, swish: bool) -> Tensor:
+def _fused(
+    rows: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    groups: int,
+    swish: bool,
+    constant: Tensor | None = None,
+) -> Tensor:
     from overt.ops.point_norm.kernels import norm_swish_fused
 
     batch, length, _ = rows.shape
+    by_cloud = _by_cloud(constant, batch)
     result: Tensor = norm_swish_fused(
-        rows.flatten(0, 1), scale, shift, groups, batch, length, None, None, None, swish
+        rows.flatten(0, 1), scale, shift, groups, batch, length, None, None, None, swish, by_cloud
     )[0]
     return result.view_as(rows)
+
+
+def _by_cloud(constant: Tensor | None, batch: int) -> Tensor | None:
+    return None if constant is None else constant.float().expand(batch, -1)
 
 
 def norm_swish_pairs(
@@ -60,10 +77,11 @@ def norm_swish_pairs(
     shift: Tensor,  # (C,)
     groups: int,
     pairs: Pairs,
+    constant: Tensor | None = None,  # (C,) or (B, C)
 ) -> Tensor:
     """`norm_swish` of packed pairs as if the padding were there, (P, C)."""
     if not use_kernels("point_norm", rows):
-        return norm_swish_pairs_plain(rows, scale, shift, groups, pairs)
+        return norm_swish_pairs_plain(rows, scale, shift, groups, pairs, constant)
     from overt.ops.point_norm.kernels import norm_swish_fused
 
     result: Tensor = norm_swish_fused(
@@ -76,6 +94,8 @@ def norm_swish_pairs(
         pairs.weights,
         pairs.centers,
         pairs.starts,
+        True,
+        _by_cloud(constant, pairs.batch),
     )[0]
     return result
 
@@ -86,10 +106,11 @@ def norm_swish_max(
     shift: Tensor,  # (C,)
     groups: int,
     pairs: Pairs,
+    constant: Tensor | None = None,  # (C,) or (B, C)
 ) -> Tensor:
     """The largest value of `norm_swish_pairs` in each neighborhood, (B * M, C)."""
     if not use_kernels("point_norm", rows):
-        return norm_swish_max_plain(rows, scale, shift, groups, pairs)
+        return norm_swish_max_plain(rows, scale, shift, groups, pairs, constant)
     from overt.ops.point_norm.kernels import norm_swish_max_fused
 
     result: Tensor = norm_swish_max_fused(
@@ -102,5 +123,6 @@ def norm_swish_max(
         pairs.weights,
         pairs.centers,
         pairs.starts,
+        _by_cloud(constant, pairs.batch),
     )[0]
     return result

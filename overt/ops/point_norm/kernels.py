@@ -47,19 +47,22 @@ def _normalize(
     shape: _Shape,
     weights: Tensor,
     starts: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Mean and one over the deviation, (B, C) float32."""
+    constant: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean less the constant, one over the deviation, and normalized means: (B, C) float32."""
     (batch, parts), channels = shape.grid, shape.channels
     sums = torch.empty((batch, parts, 2, channels), dtype=torch.float32, device=rows.device)
     mean = torch.empty((batch, channels), dtype=torch.float32, device=rows.device)
-    factor = torch.empty_like(mean)
+    factor, drift = torch.empty_like(mean), torch.empty_like(mean)
     sizes = (shape.length, shape.centers, channels)
     programs.moments[shape.grid](rows, weights, starts, sums, *sizes, **shape.options())
     programs.statistics[(batch,)](
-        rows, starts, sums, mean, factor, *sizes, parts,
-        EPSILON=EPS, PAIRS=shape.pairs, **shape.options_of_sums(groups),
+        rows, starts, sums, _or(constant, mean), mean, factor, drift, *sizes, parts,
+        0 if constant is None else constant.stride(0),
+        EPSILON=EPS, PAIRS=shape.pairs, CONSTANT=constant is not None,
+        **shape.options_of_sums(groups),
     )  # fmt: skip
-    return mean, factor
+    return mean, factor, drift
 
 
 @torch.library.custom_op("overt::norm_swish", mutates_args=())
@@ -74,25 +77,32 @@ def norm_swish_fused(
     owners: Tensor | None,
     starts: Tensor | None,
     swish: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `norm_swish`, `norm_grid` and `norm_swish_pairs`; mean and one over the deviation
-    besides."""
+    constant: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `norm_swish`, `norm_grid` and `norm_swish_pairs`; three statistics besides."""
     rows = rows.contiguous()
     shape = _Shape(rows, batch, length, starts)
-    mean, factor = _normalize(rows, groups, shape, _or(weights, rows), _or(starts, rows))
+    weights, first = _or(weights, rows), _or(starts, rows)
+    mean, factor, drift = _normalize(rows, groups, shape, weights, first, constant)
     # Rows of unused pairs are nobody's, but a matrix product reads them.
     result = torch.zeros_like(rows) if shape.pairs else torch.empty_like(rows)
     programs.values[shape.grid](
-        rows, _or(starts, rows), mean, factor, scale, shift, result,
+        rows, first, mean, factor, scale, shift, result,
         length, shape.centers, shape.channels, SWISH=swish, **shape.options(),
     )  # fmt: skip
-    return result, mean, factor
+    return result, mean, factor, drift
 
 
 @norm_swish_fused.register_fake
-def _(rows, scale, shift, groups, batch, length, weights, owners, starts, swish=True):
-    moments = rows.new_empty((batch, rows.shape[1]), dtype=torch.float32)
-    return torch.empty_like(rows), moments, torch.empty_like(moments)
+def _(
+    rows, scale, shift, groups, batch, length, weights, owners, starts, swish=True, constant=None
+):
+    return torch.empty_like(rows), *_empty_statistics(rows, batch)
+
+
+def _empty_statistics(rows, batch):
+    shape = (batch, rows.shape[1])
+    return tuple(rows.new_empty(shape, dtype=torch.float32) for _ in range(3))
 
 
 @torch.library.custom_op("overt::norm_swish_max", mutates_args=())
@@ -106,11 +116,12 @@ def norm_swish_max_fused(
     weights: Tensor,
     owners: Tensor,
     starts: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `norm_swish_max`; which pair was chosen, mean and one over the deviation besides."""
+    constant: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """See `norm_swish_max`; which pair was chosen and three statistics besides."""
     rows = rows.contiguous()
     shape = _Shape(rows, batch, length, starts)
-    mean, factor = _normalize(rows, groups, shape, weights, starts)
+    mean, factor, drift = _normalize(rows, groups, shape, weights, starts, constant)
     count = starts.shape[0] - 1
     result = rows.new_empty((count, shape.channels))
     chosen = torch.empty((count, shape.channels), dtype=torch.int32, device=rows.device)
@@ -118,14 +129,14 @@ def norm_swish_max_fused(
         rows, starts, mean, factor, scale, shift, result, chosen,
         shape.centers, shape.channels, WIDTH=shape.width, num_warps=1 if shape.width <= 128 else 4,
     )  # fmt: skip
-    return result, chosen, mean, factor
+    return result, chosen, mean, factor, drift
 
 
 @norm_swish_max_fused.register_fake
-def _(rows, scale, shift, groups, batch, length, weights, owners, starts):
+def _(rows, scale, shift, groups, batch, length, weights, owners, starts, constant=None):
     result = rows.new_empty((starts.shape[0] - 1, rows.shape[1]))
-    moments = rows.new_empty((batch, rows.shape[1]), dtype=torch.float32)
-    return result, torch.empty_like(result, dtype=torch.int32), moments, torch.empty_like(moments)
+    chosen = torch.empty_like(result, dtype=torch.int32)
+    return result, chosen, *_empty_statistics(rows, batch)
 
 
 @torch.library.custom_op("overt::norm_swish_backward", mutates_args=())
@@ -136,6 +147,7 @@ def _norm_swish_backward(
     shift: Tensor,
     mean: Tensor,
     factor: Tensor,
+    drift: Tensor,
     groups: int,
     length: int,
     chosen: Tensor | None,
@@ -143,14 +155,14 @@ def _norm_swish_backward(
     owners: Tensor | None,
     starts: Tensor | None,
     swish: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, gradient = rows.contiguous(), gradient.contiguous()
     batch, channels = mean.shape
     shape = _Shape(rows, batch, length, starts)
     parts = shape.grid[1]
     sums = torch.empty((batch, parts, 2, channels), dtype=torch.float32, device=rows.device)
     totals = torch.empty((batch, 2, channels), dtype=torch.float32, device=rows.device)
-    levels = torch.empty_like(totals)
+    levels, constant_gradient = torch.empty_like(totals), torch.empty_like(mean)
     result = torch.zeros_like(rows) if shape.pairs else torch.empty_like(rows)
     indices = (_or(chosen, rows), _or(owners, rows))
     statistics = (mean, factor, scale, shift)
@@ -160,22 +172,24 @@ def _norm_swish_backward(
         rows, gradient, *indices, _or(starts, rows), *statistics, sums, *sizes, **options
     )
     programs.gradient_statistics[(batch,)](
-        sums, scale, totals, levels, length, channels, parts, **shape.options_of_sums(groups)
+        sums, scale, factor, drift, totals, levels, constant_gradient, length, channels, parts,
+        **shape.options_of_sums(groups),
     )  # fmt: skip
     programs.gradient_values[shape.grid](
         rows, gradient, *indices, _or(weights, rows), _or(starts, rows), *statistics, levels,
         result, *sizes, **options,
     )  # fmt: skip
     shift_gradient, scale_gradient = totals.sum(0).unbind(0)
-    return result, scale_gradient.to(scale.dtype, copy=True), shift_gradient.clone()
+    scale_gradient = scale_gradient.to(scale.dtype, copy=True)
+    return result, scale_gradient, shift_gradient.clone(), constant_gradient
 
 
 @_norm_swish_backward.register_fake
 def _(
-    gradient, rows, scale, shift, mean, factor, groups, length, chosen, weights, owners, starts,
-    swish,
+    gradient, rows, scale, shift, mean, factor, drift, groups, length, chosen, weights, owners,
+    starts, swish,
 ):  # fmt: skip
-    return torch.empty_like(rows), torch.empty_like(scale), torch.empty_like(shift)
+    return tuple(torch.empty_like(tensor) for tensor in (rows, scale, shift, mean))
 
 
 def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
@@ -184,21 +198,23 @@ def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
 
 
 def _keep(ctx, inputs, output):
-    rows, scale, shift, ctx.groups, _, ctx.length, weights, owners, starts, *swish = inputs
-    ctx.swish = all(swish)  # always, before a maximum
-    chosen = output[1] if len(output) == 4 else None
+    rows, scale, shift, ctx.groups, _, ctx.length, weights, owners, starts, *options = inputs
+    chosen = output[1] if len(output) == 5 else None
+    ctx.swish = chosen is not None or options[0]  # always, before a maximum
+    ctx.has_constant = options[-1] is not None
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(rows, scale, shift, *output[-2:], chosen, weights, owners, starts)
+    ctx.save_for_backward(rows, scale, shift, *output[-3:], chosen, weights, owners, starts)
 
 
 def _differentiate(ctx, gradient, *_):
+    count = len(ctx.needs_input_grad)
     if gradient is None:
-        return (None,) * len(ctx.needs_input_grad)
-    rows, scale, shift, mean, factor, *rest = ctx.saved_tensors
-    gradients = _norm_swish_backward(
-        gradient, rows, scale, shift, mean, factor, ctx.groups, ctx.length, *rest, ctx.swish
+        return (None,) * count
+    rows, scale, shift, mean, factor, drift, *rest = ctx.saved_tensors
+    *gradients, constant = _norm_swish_backward(
+        gradient, rows, scale, shift, mean, factor, drift, ctx.groups, ctx.length, *rest, ctx.swish
     )
-    return (*gradients, *(None,) * (len(ctx.needs_input_grad) - 3))
+    return (*gradients, *(None,) * (count - 4), constant if ctx.has_constant else None)
 
 
 norm_swish_fused.register_autograd(_differentiate, setup_context=_keep)

@@ -20,18 +20,30 @@ def norm_grid_plain(grids: Tensor, scale: Tensor, shift: Tensor, groups: int) ->
     return F.group_norm(grids, groups, scale, shift, EPS)
 
 
-def norm_swish_plain(rows: Tensor, scale: Tensor, shift: Tensor, groups: int) -> Tensor:
+def norm_swish_plain(
+    rows: Tensor, scale: Tensor, shift: Tensor, groups: int, constant: Tensor | None = None
+) -> Tensor:
     """See `norm_swish`."""
-    normal = F.group_norm(rows.float().transpose(1, 2), groups, scale, shift, EPS)
+    values = rows.float()
+    if constant is not None:
+        values = values + (constant if constant.ndim == 1 else constant.unsqueeze(1))
+    normal = F.group_norm(values.transpose(1, 2), groups, scale, shift, EPS)
     return F.silu(normal).transpose(1, 2).to(rows.dtype)
 
 
 def norm_swish_pairs_plain(
-    rows: Tensor, scale: Tensor, shift: Tensor, groups: int, pairs: Pairs
+    rows: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    groups: int,
+    pairs: Pairs,
+    constant: Tensor | None = None,
 ) -> Tensor:
     """See `norm_swish_pairs`."""
     values, centers = rows.float(), pairs.centers_per_cloud
     cloud = (pairs.centers // centers).long().clamp(max=pairs.batch - 1)  # (P,)
+    if constant is not None:
+        values = values + (constant if constant.ndim == 1 else constant.index_select(0, cloud))
     channels = rows.shape[1] // groups
     size = centers * pairs.slots * channels
 
@@ -51,10 +63,15 @@ def norm_swish_pairs_plain(
 
 
 def norm_swish_max_plain(
-    rows: Tensor, scale: Tensor, shift: Tensor, groups: int, pairs: Pairs
+    rows: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    groups: int,
+    pairs: Pairs,
+    constant: Tensor | None = None,
 ) -> Tensor:
     """See `norm_swish_max`."""
-    values = norm_swish_pairs_plain(rows, scale, shift, groups, pairs)
+    values = norm_swish_pairs_plain(rows, scale, shift, groups, pairs, constant)
     count = pairs.starts.shape[0] - 1
     target = values.new_zeros((count + 1, rows.shape[1]))  # the last one for unused pairs
     index = pairs.centers.long()[:, None].expand_as(values)

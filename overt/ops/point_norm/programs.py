@@ -82,35 +82,50 @@ def statistics(
     rows,
     starts,
     sums,
+    constant,
     mean,
     factor,
+    drift,
     length,
     centers,
     channels,
     parts,
+    stride,
     EPSILON: tl.constexpr,
     PAIRS: tl.constexpr,
+    CONSTANT: tl.constexpr,
     GROUPS: tl.constexpr,
     LANES: tl.constexpr,
     AT_ONCE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Mean and one over the deviation of each channel's group."""
+    """Mean and one over the deviation of each channel's group, and by channel the normalized mean.
+
+    With a constant, statistics are those of rows + constant, and the mean is less by the constant:
+    who subtracts it from a row need not know of the constant.
+    """
     cloud = tl.program_id(0).to(tl.int64)
     first, _ = _range(starts, cloud, length, centers, PAIRS)
     channel = tl.arange(0, WIDTH)
     in_range = channel < channels
     total, squares = add_parts(sums, cloud, parts, channel, channels, AT_ONCE, WIDTH)
     pivot = tl.load(rows + first * channels + channel, mask=in_range, other=0.0).to(tl.float32)
+    if CONSTANT:
+        added = tl.load(constant + cloud * stride + channel, mask=in_range, other=0.0)
+        pivot += added
     count = length * 1.0  # rows, padding included
     size = count * (channels // GROUPS)
     middle = _by_group(total + count * pivot, channel, channels, GROUPS, LANES) / size
     away = pivot - middle
     spread = squares + 2.0 * away * total + count * away * away
     variance = _by_group(spread, channel, channels, GROUPS, LANES) / size
+    inverse = tl.rsqrt(tl.maximum(variance, 0.0) + EPSILON)
     target = cloud * channels + channel
+    tl.store(factor + target, inverse, mask=in_range)
+    tl.store(drift + target, (total / count + away) * inverse, mask=in_range)
+    if CONSTANT:
+        middle -= added
     tl.store(mean + target, middle, mask=in_range)
-    tl.store(factor + target, tl.rsqrt(tl.maximum(variance, 0.0) + EPSILON), mask=in_range)
 
 
 @triton.jit
@@ -258,8 +273,11 @@ def gradient_sums(
 def gradient_statistics(
     sums,
     scale,
+    factor,
+    drift,
     totals,
     levels,
+    constant,
     length,
     channels,
     parts,
@@ -268,7 +286,10 @@ def gradient_statistics(
     AT_ONCE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Sums over the parts, by channel, and what the group's mean and deviation pass on."""
+    """Sums over the parts, by channel, and what the group's mean and deviation pass on.
+
+    The gradient of a constant is the sum of that of the rows, and follows from these alone.
+    """
     cloud = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, WIDTH)
     in_range = channel < channels
@@ -278,16 +299,14 @@ def gradient_statistics(
     target = cloud * 2 * channels + channel
     tl.store(totals + target, total, mask=in_range)
     tl.store(totals + target + channels, moment, mask=in_range)
-    tl.store(
-        levels + target,
-        _by_group(total * gain, channel, channels, GROUPS, LANES) / size,
-        mask=in_range,
-    )
-    tl.store(
-        levels + target + channels,
-        _by_group(moment * gain, channel, channels, GROUPS, LANES) / size,
-        mask=in_range,
-    )
+    level = _by_group(total * gain, channel, channels, GROUPS, LANES) / size
+    tilt = _by_group(moment * gain, channel, channels, GROUPS, LANES) / size
+    tl.store(levels + target, level, mask=in_range)
+    tl.store(levels + target + channels, tilt, mask=in_range)
+    target = cloud * channels + channel
+    inverse = tl.load(factor + target, mask=in_range, other=0.0)
+    common = length * (level + tilt * tl.load(drift + target, mask=in_range, other=0.0))
+    tl.store(constant + target, inverse * (gain * total - common), mask=in_range)
 
 
 @triton.jit

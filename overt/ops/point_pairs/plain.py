@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from overt.ops.point_rows.lists import RowLists
+
 
 class Pairs(NamedTuple):
     """The packed neighborhoods of a batch of clouds; pairs of a center are neighbors in memory.
@@ -27,6 +29,7 @@ class Pairs(NamedTuple):
     num_pairs: Tensor  # () int64: how many pairs there are
     batch: int
     slots: int
+    lists: RowLists | None = None  # the pairs of each point, for gradients
 
     @property
     def centers_per_cloud(self) -> int:

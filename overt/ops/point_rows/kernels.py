@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from overt.ops.point_rows.list_kernels import sum_lists
+
 TILE = 1024  # numbers of a block: results times channels
 
 
@@ -97,44 +99,71 @@ def _launch(kernel, rows: Tensor, index: Tensor, weight: Tensor | None, result: 
 
 
 @torch.library.custom_op("overt::mix_rows", mutates_args=())
-def mix_rows_fused(rows: Tensor, index: Tensor, weight: Tensor | None) -> Tensor:
-    """See `mix_rows`."""
+def mix_rows_fused(
+    rows: Tensor,
+    index: Tensor,
+    weight: Tensor | None,
+    starts: Tensor | None = None,
+    terms: Tensor | None = None,
+    side: int = 0,
+) -> Tensor:
+    """See `mix_rows`; the lists, `RowLists`, are for the gradient."""
     result = rows.new_empty((index.shape[0], rows.shape[1]))
     _launch(_mix, rows, index, weight, result)
     return result
 
 
 @mix_rows_fused.register_fake
-def _(rows: Tensor, index: Tensor, weight: Tensor | None) -> Tensor:
+def _(rows, index, weight, starts=None, terms=None, side=0):
     return rows.new_empty((index.shape[0], rows.shape[1]))
 
 
 @torch.library.custom_op("overt::spread_rows", mutates_args=())
-def spread_rows_fused(rows: Tensor, index: Tensor, weight: Tensor | None, count: int) -> Tensor:
-    """See `spread_rows`."""
+def spread_rows_fused(
+    rows: Tensor,
+    index: Tensor,
+    weight: Tensor | None,
+    count: int,
+    starts: Tensor | None = None,
+    terms: Tensor | None = None,
+    side: int = 0,
+) -> Tensor:
+    """See `spread_rows`; without lists rows are added with float atomics."""
+    if starts is not None and terms is not None:
+        assert starts.shape[0] == count + 1
+        return sum_lists(rows, starts, terms, weight, index.shape[1], side)
     result = torch.zeros((count, rows.shape[1]), dtype=torch.float32, device=rows.device)
     _launch(_spread, rows, index, weight, result)
     return result.to(rows.dtype, copy=False)
 
 
 @spread_rows_fused.register_fake
-def _(rows: Tensor, index: Tensor, weight: Tensor | None, count: int) -> Tensor:
+def _(rows, index, weight, count, starts=None, terms=None, side=0):
     return rows.new_empty((count, rows.shape[1]))
 
 
-def _keep(ctx, inputs, output):
-    rows, index, weight, *_ = inputs
+def _keep_mix(ctx, inputs, output):
+    rows, index, weight, starts, terms, ctx.side = inputs
     ctx.count = rows.shape[0]
-    ctx.save_for_backward(index, weight)
+    ctx.save_for_backward(index, weight, starts, terms)
+
+
+def _keep_spread(ctx, inputs, output):
+    _, index, weight, _, starts, terms, ctx.side = inputs
+    ctx.save_for_backward(index, weight, starts, terms)
 
 
 def _differentiate_mix(ctx, gradient):
-    return spread_rows_fused(gradient, *ctx.saved_tensors, ctx.count), None, None
+    index, weight, starts, terms = ctx.saved_tensors
+    rows = spread_rows_fused(gradient, index, weight, ctx.count, starts, terms, ctx.side)
+    return (rows, *(None,) * 5)
 
 
 def _differentiate_spread(ctx, gradient):
-    return mix_rows_fused(gradient, *ctx.saved_tensors), None, None, None
+    index, weight, starts, terms = ctx.saved_tensors
+    rows = mix_rows_fused(gradient, index, weight, starts, terms, ctx.side)
+    return (rows, *(None,) * 6)
 
 
-mix_rows_fused.register_autograd(_differentiate_mix, setup_context=_keep)
-spread_rows_fused.register_autograd(_differentiate_spread, setup_context=_keep)
+mix_rows_fused.register_autograd(_differentiate_mix, setup_context=_keep_mix)
+spread_rows_fused.register_autograd(_differentiate_spread, setup_context=_keep_spread)

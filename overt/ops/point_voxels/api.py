@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from overt.ops.point_rows.api import mix_rows, spread_rows
+from overt.ops.point_rows.lists import RowLists, list_lowest_corners, list_terms
 
 
 class VoxelGrid(NamedTuple):
@@ -25,6 +26,8 @@ class VoxelGrid(NamedTuple):
     occupied: Tensor  # (B, V, 1) 1 where a cell holds a point, else 0
     corners: Tensor  # (B * N, 8) int32: rows of the cells around a point; bits x, y, z
     corner_weights: Tensor  # (B * N, 8)
+    bin_lists: RowLists | None  # the points of each cell
+    corner_lists: RowLists | None  # the points above each cell, for the gradient of reading
 
 
 def grid_coordinates(
@@ -49,8 +52,11 @@ def grid_coordinates(
     return torch.clamp((unit * resolution).nan_to_num(0.0), 0, resolution - 1)
 
 
-def make_grid(positions: Tensor, resolution: int) -> VoxelGrid:
-    """The grid of points at `positions`, (B, N, 3) in cells as `grid_coordinates` gives them."""
+def make_grid(positions: Tensor, resolution: int, differentiable: bool = True) -> VoxelGrid:
+    """The grid of points at `positions`, (B, N, 3) in cells as `grid_coordinates` gives them.
+
+    Without `differentiable` it lacks what only gradients use.
+    """
     batch, points, _ = positions.shape
     cells = resolution**3
     first = torch.arange(batch, device=positions.device, dtype=torch.int32)[:, None] * cells
@@ -76,25 +82,33 @@ def make_grid(positions: Tensor, resolution: int) -> VoxelGrid:
             weight = weight * (along if upper else 1 - along)
         corners.append(row)
         weights.append(weight)
+    all_corners = torch.stack(corners, dim=2).view(batch * points, 8)
+    corner_lists = (
+        list_lowest_corners(all_corners, batch * cells, resolution) if differentiable else None
+    )
     return VoxelGrid(
         resolution,
         batch,
         bins[:, None],
         counts.index_select(0, bins).reciprocal()[:, None],
         (counts > 0).float().view(batch, cells, 1),
-        torch.stack(corners, dim=2).view(batch * points, 8),
+        all_corners,
         torch.stack(weights, dim=2).view(batch * points, 8),
+        list_terms(bins[:, None], batch * cells),
+        corner_lists,
     )
 
 
 def average_voxels(features: Tensor, grid: VoxelGrid) -> Tensor:
     """The mean of the features (B, N, C) in each cell, (B, V, C); 0 in empty cells."""
     count = grid.batch * grid.resolution**3
-    rows = spread_rows(features.flatten(0, 1), grid.bins, grid.fractions, count=count)
+    rows = spread_rows(
+        features.flatten(0, 1), grid.bins, grid.fractions, count=count, lists=grid.bin_lists
+    )
     return torch.unflatten(rows, 0, (grid.batch, -1))
 
 
 def read_voxels(voxels: Tensor, grid: VoxelGrid) -> Tensor:
     """Trilinear values (B, N, C) of cells (B, V, C) at the points."""
-    rows = mix_rows(voxels.flatten(0, 1), grid.corners, grid.corner_weights)
+    rows = mix_rows(voxels.flatten(0, 1), grid.corners, grid.corner_weights, grid.corner_lists)
     return torch.unflatten(rows, 0, (grid.batch, -1))

@@ -176,7 +176,7 @@ class Denoiser(nn.Module):
 
     def geometry(self, coords: Tensor) -> Geometry:
         """Return the geometry of point positions (B, N, 3) for the forward pass."""
-        return find_geometry(coords, self.plans)
+        return find_geometry(coords, self.plans, differentiable=torch.is_grad_enabled())
 
     def forward(self, x: Tensor, times: Tensor, geometry: Geometry | None = None) -> Tensor:
         """Predict noise (B, 3, N) in clouds (B, 3 or 4, N), xyz first, at times (B,).

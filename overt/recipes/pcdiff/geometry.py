@@ -14,6 +14,7 @@ from torch import Tensor
 
 from overt.ops.point_pairs.api import find_pairs
 from overt.ops.point_pairs.plain import Pairs
+from overt.ops.point_rows.lists import RowLists, list_terms
 from overt.ops.point_search.api import furthest_point_sample, three_nearest
 from overt.ops.point_voxels.api import VoxelGrid, grid_coordinates, make_grid
 
@@ -33,6 +34,7 @@ class Nearest(NamedTuple):
 
     rows: Tensor  # (B * N, 3) int32: of the centers, among those of the batch
     weights: Tensor  # (B * N, 3)
+    lists: RowLists | None = None  # the points that read each center, for gradients
 
 
 class Level(NamedTuple):
@@ -56,8 +58,13 @@ class Geometry(NamedTuple):
 
 
 @torch.no_grad()
-def find_geometry(coords: Tensor, plans: Sequence[LevelPlan]) -> Geometry:
-    """Compute the geometry of clouds (B, N, 3), level by level."""
+def find_geometry(
+    coords: Tensor, plans: Sequence[LevelPlan], differentiable: bool = True
+) -> Geometry:
+    """Compute the geometry of clouds (B, N, 3), level by level.
+
+    Without `differentiable` it lacks what only gradients use.
+    """
     with torch.autocast(coords.device.type, enabled=False):
         coords = coords.detach().float().contiguous()
         centers = furthest_centers(coords, plans[0].centers)
@@ -66,7 +73,7 @@ def find_geometry(coords: Tensor, plans: Sequence[LevelPlan]) -> Geometry:
             if index > 0:
                 # Furthest points of a list in picking order are its prefix.
                 centers = first_centers(coords, plan.centers)
-            levels.append(find_level(coords, centers, plan))
+            levels.append(find_level(coords, centers, plan, differentiable))
             coords = centers
         return Geometry(levels)
 
@@ -85,7 +92,9 @@ def first_centers(coords: Tensor, count: int) -> Tensor:
     return torch.cat([coords, coords[:, :1].expand(-1, missing, -1)], dim=1)
 
 
-def find_level(coords: Tensor, centers: Tensor, plan: LevelPlan) -> Level:
+def find_level(
+    coords: Tensor, centers: Tensor, plan: LevelPlan, differentiable: bool = True
+) -> Level:
     """Grids, neighborhoods and nearest centers of one level."""
     batch = len(coords)
     slots = plan.pairs_per_center
@@ -99,14 +108,20 @@ def find_level(coords: Tensor, centers: Tensor, plan: LevelPlan) -> Level:
     since = centers.view(-1, 3).index_select(0, pairs.centers.clamp(max=last))
     index, weight = three_nearest(coords, centers)
     first = torch.arange(batch, device=coords.device, dtype=torch.int32) * plan.centers
+    nearest = Nearest((index + first[:, None, None]).view(-1, 3), weight.view(-1, 3))
+    if differentiable:
+        # A row of unused pairs is nobody's, and has no gradient.
+        used = torch.where(pairs.centers <= last, pairs.points, -1)
+        pairs = pairs._replace(lists=list_terms(used[:, None], coords[..., 0].numel()))
+        nearest = nearest._replace(lists=list_terms(nearest.rows, last + 1))
     return Level(
         coords,
         {
-            resolution: make_grid(grid_coordinates(coords, resolution), resolution)
+            resolution: make_grid(grid_coordinates(coords, resolution), resolution, differentiable)
             for resolution in plan.resolutions
         },
         centers,
         pairs,
         to - since,
-        Nearest((index + first[:, None, None]).view(-1, 3), weight.view(-1, 3)),
+        nearest,
     )

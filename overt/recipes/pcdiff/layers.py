@@ -2,7 +2,8 @@
 
 Letters: B clouds, N points, M centers, P pairs, V voxels, C channels. Features are rows, (B, N, C).
 Parameters are stored in convolutions, as in the checkpoints; a convolution of size 1 is computed as
-a matrix product. `time`, (B, D), is the same at every point and is never expanded.
+a matrix product. `time`, (B, D), is the same at every point and is never expanded. A layer before
+a norm leaves its bias to the norm.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class Swish(nn.Module):
         return F.silu(x)
 
 
-def normalized(rows: Tensor, norm: nn.GroupNorm) -> Tensor:
-    """swish(norm(rows)) of rows (B, R, C)."""
-    return norm_swish(rows, norm.weight, norm.bias, norm.num_groups)
+def normalized(rows: Tensor, norm: nn.GroupNorm, constant: Tensor | None = None) -> Tensor:
+    """swish(norm(rows + constant)) of rows (B, R, C) and a constant (C,) or (B, C)."""
+    return norm_swish(rows, norm.weight, norm.bias, norm.num_groups, constant)
 
 
 def matrix(conv: nn.Module) -> Tensor:
@@ -46,11 +47,14 @@ def matrix(conv: nn.Module) -> Tensor:
 
 def with_time(
     convolution: nn.Conv1d | nn.Conv2d, features: Tensor, time: Tensor | None, start: int = 0
-) -> Tensor:
-    """Apply a size-1 convolution to features (channels from `start` on), then to `time`."""
+) -> tuple[Tensor, Tensor]:
+    """Apply a size-1 convolution to features (channels from `start` on), then to `time`.
+
+    Returns rows (B, N, C), and what is to be added to all of a cloud, (C,) or (B, C).
+    """
     weight, stop = matrix(convolution), start + features.shape[2]
-    rows = F.linear(features, weight[:, start:stop], convolution.bias)
-    return rows if time is None else rows + F.linear(time, weight[:, stop:]).unsqueeze(1)
+    rows, bias = F.linear(features, weight[:, start:stop]), cast(Tensor, convolution.bias)
+    return rows, bias if time is None else F.linear(time, weight[:, stop:], bias)
 
 
 class SharedMLP(nn.Module):
@@ -76,7 +80,7 @@ class SharedMLP(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """Rows (B, N, C) to (B, N, C')."""
         for convolution, norm in self.steps():
-            rows = normalized(F.linear(rows, matrix(convolution), convolution.bias), norm)
+            rows = normalized(F.linear(rows, matrix(convolution)), norm, convolution.bias)
         return rows
 
 
@@ -120,7 +124,7 @@ class Attention(nn.Module):
             for part in (self.q, self.k, self.v)
         )  # (B, 1, R, C)
         mixed = attention(query, key, value, scale=1.0).squeeze(1)
-        return normalized(rows + F.linear(mixed, matrix(self.out), self.out.bias), self.norm)
+        return normalized(rows + F.linear(mixed, matrix(self.out)), self.norm, self.out.bias)
 
 
 class PVConv(nn.Module):
@@ -158,7 +162,8 @@ class PVConv(nn.Module):
     def forward(self, features: Tensor, grid: VoxelGrid, time: Tensor | None = None) -> Tensor:
         """Features (B, N, C) to (B, N, C'); `time` is appended to the features of every point."""
         ((layer, norm),) = self.point_features.steps()
-        point_features = normalized(with_time(layer, features, time), norm)
+        rows, constant = with_time(layer, features, time)
+        point_features = normalized(rows, norm, constant)
         voxels = average_voxels(features, grid)
         if time is not None:
             # The mean of a constant is the constant if the voxel has a point, and 0 elsewhere.
@@ -174,28 +179,31 @@ class PVConv(nn.Module):
     def convolve(self, voxels: Tensor) -> tuple[Tensor, Tensor | None]:
         """Convolve voxels (B, V, C) to (B, V, C'), and return their gate (B, 1, C')."""
         layers = list(self.voxel_layers)
-        voxels = self.convolution(voxels, cast(nn.Conv3d, layers[0]))
-        voxels = normalized(voxels, cast(nn.GroupNorm, layers[1]))
+        first = cast(nn.Conv3d, layers[0])
+        voxels = self.convolution(voxels, first.weight)
+        voxels = normalized(voxels, cast(nn.GroupNorm, layers[1]), first.bias)
         remaining_layers = layers[3:]
         if isinstance(remaining_layers[0], nn.Dropout):
             voxels = remaining_layers.pop(0)(voxels)
-        convolution, norm, activation, *gates = remaining_layers
-        voxels = self.convolution(voxels, cast(nn.Conv3d, convolution))
+        second, norm, activation, *gates = remaining_layers
+        weight, bias = cast(Tensor, second.weight), cast(Tensor, second.bias)
         if isinstance(activation, Attention):
+            voxels = self.convolution(voxels, weight, bias)
             group = cast(nn.GroupNorm, norm)
             voxels = F.group_norm(
                 voxels.transpose(1, 2), group.num_groups, group.weight, group.bias, group.eps
             ).transpose(1, 2)
             voxels = activation(voxels)
         else:
-            voxels = normalized(voxels, cast(nn.GroupNorm, norm))
+            voxels = self.convolution(voxels, weight)
+            voxels = normalized(voxels, cast(nn.GroupNorm, norm), bias)
         return voxels, cast(SqueezeExcite, gates[0]).gate(voxels) if gates else None
 
-    def convolution(self, voxels: Tensor, layer: nn.Conv3d) -> Tensor:
+    def convolution(self, voxels: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Convolve rows (B, V, C), viewed as a channels-last grid without a copy."""
         side = self.resolution
         grid = torch.unflatten(voxels, 1, (side, side, side)).permute(0, 4, 1, 2, 3)
-        result = convolve_grid(grid, layer.weight, layer.bias)
+        result = convolve_grid(grid, weight, bias)
         return result.permute(0, 2, 3, 4, 1).flatten(1, 3)
 
 
@@ -219,13 +227,14 @@ class SetAbstraction(nn.Module):
     ) -> Tensor:
         """Features of the centers, (B, M, C')."""
         (first, norm), *remaining_steps = cast(SharedMLP, self.mlps[0]).steps()
-        point_features = with_time(first, features, time, start=3)
-        rows = mix_rows(point_features.flatten(0, 1), pairs.points[:, None])
+        point_features, constant = with_time(first, features, time, start=3)
+        rows = mix_rows(point_features.flatten(0, 1), pairs.points[:, None], lists=pairs.lists)
         rows = torch.addmm(rows, relative.to(rows.dtype), matrix(first)[:, :3].to(rows.dtype).T)
         for layer, following in remaining_steps:
-            rows = norm_swish_pairs(rows, norm.weight, norm.bias, GROUPS, pairs)
-            rows, norm = F.linear(rows, matrix(layer), layer.bias), following
-        values = norm_swish_max(rows, norm.weight, norm.bias, GROUPS, pairs)
+            rows = norm_swish_pairs(rows, norm.weight, norm.bias, GROUPS, pairs, constant)
+            rows, norm = F.linear(rows, matrix(layer)), following
+            constant = cast(Tensor, layer.bias)
+        values = norm_swish_max(rows, norm.weight, norm.bias, GROUPS, pairs, constant)
         return torch.unflatten(values, 0, (pairs.batch, -1))
 
 
@@ -251,17 +260,16 @@ class FeaturePropagation(nn.Module):
         (first, norm), *remaining_steps = self.mlp.steps()
         weight, channels = matrix(first), features.shape[2]
         center_features = F.linear(features, weight[:, :channels])
-        rows = mix_rows(center_features.flatten(0, 1), nearest.rows, nearest.weights)
+        rows = mix_rows(center_features.flatten(0, 1), nearest.rows, nearest.weights, nearest.lists)
         rows = torch.unflatten(rows, 0, (len(features), -1))
         constant = cast(Tensor, first.bias)
         if time is not None:
             width = channels + time.shape[1]
-            constant = F.linear(time, weight[:, channels:width], first.bias).unsqueeze(1)
+            constant = F.linear(time, weight[:, channels:width], first.bias)
             channels = width
-        rows = rows + constant.to(rows.dtype)
         if skip.shape[2] > 0:
             rows = rows + F.linear(skip, weight[:, channels:])
-        rows = normalized(rows, norm)
+        rows = normalized(rows, norm, constant)
         for layer, following in remaining_steps:
-            rows = normalized(F.linear(rows, matrix(layer), layer.bias), following)
+            rows = normalized(F.linear(rows, matrix(layer)), following, layer.bias)
         return rows

@@ -74,6 +74,59 @@ def test_the_kernel_normalises_pairs(
         )
 
 
+def constant_of(kind: str, channels: int) -> Tensor:
+    shape = (channels,) if kind == "bias" else (2, channels)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(DEVICE) * 3
+
+
+@kernel_test
+@pytest.mark.parametrize("kind", ["bias", "by cloud"])
+@pytest.mark.parametrize("channels", [16, 24, 8])
+def test_a_constant_is_added_before_rows_are_normalized(
+    kind: str, channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from overt.ops.point_norm import api, kernels
+
+    if not ON_GPU:
+        monkeypatch.setattr(kernels, "TILE", 256)
+        monkeypatch.setattr(kernels, "PROGRAMS", 6)
+    monkeypatch.setattr(api, "use_kernels", lambda *_: True)
+    rows = torch.randn(2, 70, channels, generator=torch.Generator().manual_seed(0)) * 2 + 30
+    scale, shift = parameters(channels)
+    constant = constant_of(kind, channels)
+    inputs = [rows.to(DEVICE), scale, shift]
+    if channels > 8:  # a group of one channel is moved back entirely: the gradient is 0
+        inputs.append(constant)
+    assert_same_results(
+        lambda z, scale, shift, added=constant: api.norm_swish(z, scale, shift, 8, added),
+        lambda z, scale, shift, added=constant: norm.norm_swish_plain(z, scale, shift, 8, added),
+        inputs,
+        tolerance=5e-5,
+    )
+
+
+@kernel_test
+@pytest.mark.parametrize("kind", ["bias", "by cloud"])
+@pytest.mark.parametrize("name", ["norm_swish_pairs", "norm_swish_max"])
+@pytest.mark.parametrize("capacity", [None, 400])
+def test_a_constant_is_added_before_pairs_are_normalized(
+    kind: str, name: str, capacity: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from overt.ops.point_norm import api
+
+    monkeypatch.setattr(api, "use_kernels", lambda *_: True)
+    pairs = make_pairs(capacity)
+    rows = torch.randn(len(pairs.points), 16, generator=torch.Generator().manual_seed(2)) + 5
+    used = (pairs.weights > 0)[:, None] if name == "norm_swish_pairs" else 1
+    kernel, definition = getattr(api, name), getattr(norm, f"{name}_plain")
+    assert_same_results(
+        lambda z, scale, shift, added: kernel(z, scale, shift, 8, pairs, added) * used,
+        lambda z, scale, shift, added: definition(z, scale, shift, 8, pairs, added) * used,
+        [rows.to(DEVICE), *parameters(16), constant_of(kind, 16)],
+        tolerance=5e-5,
+    )
+
+
 @kernel_test
 def test_rows_of_unused_pairs_are_zero_and_a_lost_neighbourhood_is_nan() -> None:
     from overt.ops.point_norm.kernels import norm_swish_fused, norm_swish_max_fused

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from overt.ops.point_norm.api import norm_swish_max, norm_swish_pairs
+from overt.ops.point_norm.api import norm_swish, norm_swish_max, norm_swish_pairs
 from overt.ops.point_norm.plain import EPS
 from overt.ops.point_pairs.api import find_pairs, pack_pairs
 from overt.ops.point_search.api import ball_query
@@ -43,3 +43,13 @@ def test_many_equal_rows_keep_their_digits() -> None:
     found = norm_swish_pairs(rows, torch.ones(16), torch.zeros(16), 8, pairs)
     exact = F.silu(F.group_norm(rows.double().T[None], 8, eps=EPS))[0].T
     torch.testing.assert_close(found.double(), exact, atol=2e-5, rtol=1e-4)
+
+
+def test_a_constant_is_that_of_the_bias_before() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(2, 30, 16, generator=generator)
+    scale, shift, bias = torch.randn(3, 16, generator=generator)
+    by_cloud = torch.randn(2, 16, generator=generator)
+    for constant, expected in ((bias, rows + bias), (by_cloud, rows + by_cloud[:, None])):
+        found = norm_swish(rows, scale, shift, 8, constant)
+        torch.testing.assert_close(found, norm_swish(expected, scale, shift, 8))
