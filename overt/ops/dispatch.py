@@ -67,9 +67,7 @@ KERNELS = {
     "point_norm": Kernels(True, "sums of programs are stored, then added in a fixed order"),
     "point_pairs": Kernels(True, "each pair is written by one program", (torch.int32,)),
     "point_rows": Kernels(
-        False,
-        "spreading rows, the gradient of mixing them, adds in the order in which integer atomics "
-        "have listed the terms, or with float atomics",
+        True, "one program adds the terms of a row, in a fixed order"
     ),
     "point_search": Kernels(
         True,

@@ -1,4 +1,4 @@
-"""Triton kernels of sums of rows and their transpose: each is the backward pass of the other.
+"""Sums of rows by a Triton kernel, and their transpose: each is the backward pass of the other.
 
 A program serves a block of results and all their channels, which lie side by side in memory.
 """
@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from overt.ops.point_rows.list_kernels import sum_lists
+from overt.ops.point_rows.lists import sort_terms
 
 TILE = 1024  # numbers of a block: results times channels
 
@@ -45,59 +46,6 @@ def _mix(
     tl.store(target, total.to(result.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _spread(
-    rows,
-    index,
-    weight,
-    result,
-    results,
-    channels,
-    TERMS: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    RESULTS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
-    result_row = tl.program_id(0).to(tl.int64) * RESULTS + tl.arange(0, RESULTS)
-    channel = tl.arange(0, CHANNELS)
-    real = result_row < results
-    inside = real[:, None] & (channel < channels)[None, :]
-    values = tl.load(
-        rows + result_row[:, None] * channels + channel[None, :], mask=inside, other=0.0
-    )
-    values = values.to(tl.float32)
-    for term in tl.static_range(TERMS):
-        row = tl.load(index + result_row * TERMS + term, mask=real, other=0).to(tl.int64)
-        terms = values
-        adds = inside
-        if WEIGHTED:
-            part = tl.load(weight + result_row * TERMS + term, mask=real, other=0.0)
-            terms = values * part[:, None]
-            adds = inside & (part != 0)[:, None]
-        target = result + row[:, None] * channels + channel[None, :]
-        tl.atomic_add(target, terms, mask=adds, sem="relaxed")
-
-
-def _launch(kernel, rows: Tensor, index: Tensor, weight: Tensor | None, result: Tensor) -> None:
-    (results, terms), channels = index.shape, rows.shape[1]
-    if results == 0 or channels == 0:
-        return
-    width = triton.next_power_of_2(channels)
-    height = max(TILE // width, 1)
-    kernel[(triton.cdiv(results, height),)](
-        rows.contiguous(),
-        index.contiguous(),
-        index if weight is None else weight.contiguous(),
-        result,
-        results,
-        channels,
-        TERMS=terms,
-        WEIGHTED=weight is not None,
-        RESULTS=height,
-        CHANNELS=width,
-    )
-
-
 @torch.library.custom_op("overt::mix_rows", mutates_args=())
 def mix_rows_fused(
     rows: Tensor,
@@ -108,8 +56,24 @@ def mix_rows_fused(
     side: int = 0,
 ) -> Tensor:
     """See `mix_rows`; the lists, `RowLists`, are for the gradient."""
-    result = rows.new_empty((index.shape[0], rows.shape[1]))
-    _launch(_mix, rows, index, weight, result)
+    (results, per_result), channels = index.shape, rows.shape[1]
+    result = rows.new_empty((results, channels))
+    if result.numel() == 0:
+        return result
+    width = triton.next_power_of_2(channels)
+    height = max(TILE // width, 1)
+    _mix[(triton.cdiv(results, height),)](
+        rows.contiguous(),
+        index.contiguous(),
+        index if weight is None else weight.contiguous(),
+        result,
+        results,
+        channels,
+        TERMS=per_result,
+        WEIGHTED=weight is not None,
+        RESULTS=height,
+        CHANNELS=width,
+    )
     return result
 
 
@@ -128,13 +92,11 @@ def spread_rows_fused(
     terms: Tensor | None = None,
     side: int = 0,
 ) -> Tensor:
-    """See `spread_rows`; without lists rows are added with float atomics."""
-    if starts is not None and terms is not None:
-        assert starts.shape[0] == count + 1
-        return sum_lists(rows, starts, terms, weight, index.shape[1], side)
-    result = torch.zeros((count, rows.shape[1]), dtype=torch.float32, device=rows.device)
-    _launch(_spread, rows, index, weight, result)
-    return result.to(rows.dtype, copy=False)
+    """See `spread_rows`; without lists they are made here."""
+    if starts is None or terms is None:
+        starts, terms, side = sort_terms(index, count)
+    assert starts.shape[0] == count + 1
+    return sum_lists(rows, starts, terms, weight, index.shape[1], side)
 
 
 @spread_rows_fused.register_fake

@@ -1,20 +1,15 @@
-"""Triton kernels that list the terms of each row, and that sum the listed terms: no float atomics.
+"""A Triton kernel that sums the listed terms of each row, without atomics.
 
-Lists are made by counting: a term's rank in its list is what an integer atomic returns, so the
-order within a list differs from run to run, and with it the last bits of a sum.
-
-A sum's program serves a block of rows and up to 64 channels. Lanes go through the list of a row
-side by side, since clouds are surfaces: most cells are empty, and some have hundreds of points.
+A program serves a block of rows and up to 64 channels. Lanes go through the list of a row side by
+side, since clouds are surfaces: most cells are empty, and some have hundreds of points.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-TERMS = 1024  # listed by a program
 CHANNELS = 64  # of a program: wide rows are summed by several, since there are few of them
 MOST_LANES = 64
 
@@ -22,58 +17,8 @@ MOST_LANES = 64
 class Blocks:
     """What a program sums: rows times lanes times channels is a tile."""
 
-    rows, tile, warps = 4, 2048, 2
-    rows_of_cells, tile_of_cells, warps_of_cells = 4, 2048, 2
-
-
-@triton.jit
-def _rank(index, counts, ranks, total, rows, stride, K: tl.constexpr, SIZE: tl.constexpr):
-    term = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    inside = term < total
-    row = tl.load(index + (term // K) * stride + term % K, mask=inside, other=-1)
-    real = inside & (row >= 0) & (row < rows)
-    rank = tl.atomic_add(counts + row + 1, 1, mask=real, sem="relaxed")
-    tl.store(ranks + term, rank, mask=real)
-
-
-@triton.jit
-def _fill(index, starts, ranks, terms, total, rows, stride, K: tl.constexpr, SIZE: tl.constexpr):
-    term = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    inside = term < total
-    row = tl.load(index + (term // K) * stride + term % K, mask=inside, other=-1)
-    real = inside & (row >= 0) & (row < rows)
-    start = tl.load(starts + row, mask=real, other=0)
-    rank = tl.load(ranks + term, mask=real, other=0)
-    tl.store(terms + start + rank, term, mask=real)
-
-
-@torch.library.custom_op("overt::list_terms", mutates_args=())
-def list_terms_fused(index: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """See `list_terms`: starts and terms."""
-    per_result = index.shape[1]
-    total = index.numel()
-    assert index.shape[0] * max(index.stride(0), per_result) < 2**31
-    counts = torch.zeros(count + 1, dtype=torch.int32, device=index.device)  # of the row before
-    terms = torch.empty(total, dtype=torch.int32, device=index.device)
-    if total == 0:
-        return counts, terms
-    if index.stride(1) != 1 and per_result > 1:
-        index = index.contiguous()
-    ranks = torch.empty_like(terms)
-    sizes = (total, count, index.stride(0))
-    grid = (triton.cdiv(total, TERMS),)
-    _rank[grid](index, counts, ranks, *sizes, K=per_result, SIZE=TERMS)
-    starts = counts.cumsum(0, dtype=torch.int32)
-    _fill[grid](index, starts, ranks, terms, *sizes, K=per_result, SIZE=TERMS)
-    return starts, terms
-
-
-@list_terms_fused.register_fake
-def _(index: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    return (
-        index.new_empty(count + 1, dtype=torch.int32),
-        index.new_empty(index.shape[0] * index.shape[1], dtype=torch.int32),
-    )
+    rows, tile, warps = 4, 1024, 1
+    rows_of_cells, tile_of_cells, warps_of_cells = 2, 1024, 1
 
 
 @triton.jit

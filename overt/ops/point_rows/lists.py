@@ -13,14 +13,12 @@ from torch import Tensor
 
 from overt.ops.dispatch import use_kernels
 
-USE_LISTS = True  # False: rows are spread with float atomics
-
 
 class RowLists(NamedTuple):
-    """The terms o * K + k of each row; the order within a row is arbitrary."""
+    """The terms o * K + k of each row, in ascending order."""
 
     starts: Tensor  # (R + 1,) int32: where the terms of a row begin
-    terms: Tensor  # (O * K,) int32; what follows the last row's terms is undefined
+    terms: Tensor  # (O * K,) int32; before the first row's terms are those of no row
     # Cells along a side, where the terms of a result are the corners of a cube and only its lowest
     # is listed: a row then collects from its own list and those of the 7 cells below it.
     side: int = 0
@@ -34,11 +32,15 @@ def list_terms(
 
     The host never waits, and shapes depend on those of the index alone.
     """
-    if not USE_LISTS or not use_kernels("point_rows", index, dtype=torch.float32):
-        return None
-    from overt.ops.point_rows.list_kernels import list_terms_fused
+    serves = use_kernels("point_rows", index, dtype=torch.float32)
+    return sort_terms(index, count) if serves else None
 
-    return RowLists(*list_terms_fused(index, count))
+
+def sort_terms(index: Tensor, count: int) -> RowLists:
+    """Sort the terms by row. In a fixed order they have the same sum every time."""
+    rows, terms = index.flatten().sort(stable=True)
+    each = torch.arange(count + 1, dtype=torch.int32, device=index.device)
+    return RowLists(torch.searchsorted(rows, each, out_int32=True), terms.int())
 
 
 def list_lowest_corners(

@@ -1,11 +1,11 @@
-"""overt/ops/point_rows/list_kernels.py: what is listed, and sums without atomics."""
+"""overt/ops/point_rows/list_kernels.py: sums without atomics."""
 
 import pytest
 import torch
 from kernel_tests import DEVICE, ON_GPU, assert_same_results, kernel_test
 from torch import Tensor
 
-from overt.ops.point_rows.lists import RowLists
+from overt.ops.point_rows.lists import RowLists, sort_terms
 from overt.ops.point_rows.plain import mix_rows_plain, spread_rows_plain
 from overt.ops.point_voxels.api import make_grid
 
@@ -13,9 +13,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
 def make_lists(index: Tensor, count: int, side: int = 0) -> RowLists:
-    from overt.ops.point_rows.list_kernels import list_terms_fused
-
-    return RowLists(*list_terms_fused(index, count), side)
+    return sort_terms(index, count)._replace(side=side)
 
 
 def corner_lists(corners: Tensor, count: int, side: int) -> RowLists:
@@ -25,7 +23,10 @@ def corner_lists(corners: Tensor, count: int, side: int) -> RowLists:
 def assert_lists_agree(
     index: Tensor, weight: Tensor | None, lists: RowLists, channels: int, dtype: torch.dtype
 ) -> None:
-    """Values and gradients along lists, forward and as the gradient of mixing."""
+    """Values and gradients along lists, forward and as the gradient of mixing.
+
+    The definitions in float32: torch adds up their own gradients in 16 bits.
+    """
     from overt.ops.point_rows.kernels import mix_rows_fused, spread_rows_fused
 
     count = lists.starts.shape[0] - 1
@@ -33,14 +34,14 @@ def assert_lists_agree(
     rows = torch.randn(count, channels, generator=generator).to(DEVICE, dtype)
     assert_same_results(
         lambda x: mix_rows_fused(x, index, weight, *lists),
-        lambda x: mix_rows_plain(x, index, weight),
+        lambda x: mix_rows_plain(x.float(), index, weight).to(dtype),
         [rows],
         TOLERANCE[dtype],
     )
     results = torch.randn(len(index), channels, generator=generator).to(DEVICE, dtype)
     assert_same_results(
         lambda x: spread_rows_fused(x, index, weight, count, *lists),
-        lambda x: spread_rows_plain(x, index, weight, count=count),
+        lambda x: spread_rows_plain(x.float(), index, weight, count=count).to(dtype),
         [results],
         TOLERANCE[dtype],
     )
@@ -55,20 +56,6 @@ def random_index(results: int, terms: int, count: int) -> tuple[Tensor, Tensor]:
 def positions(points: int, side: int, seed: int = 0, batch: int = 2) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (torch.rand(batch, points, 3, generator=generator) * (side - 1)).to(DEVICE)
-
-
-@kernel_test
-@pytest.mark.parametrize("terms", [1, 3])
-def test_each_term_is_listed_once_at_its_row(terms: int) -> None:
-    index, _ = random_index(1200, terms, 70)
-    index[::7] = -1  # of no row
-    starts, listed, _ = make_lists(index, 70)
-    flat = index.flatten().cpu()
-    assert starts.dtype == listed.dtype == torch.int32
-    assert int(starts[-1]) == int((flat >= 0).sum())
-    for row in range(70):
-        mine = listed[int(starts[row]) : int(starts[row + 1])].cpu().sort().values
-        assert torch.equal(mine, (flat == row).nonzero()[:, 0].int())
 
 
 @kernel_test

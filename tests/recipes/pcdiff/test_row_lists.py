@@ -51,14 +51,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @kernel_test
 @pytest.mark.usefixtures("served")
-@pytest.mark.parametrize("uses", [True, False])
+@pytest.mark.parametrize("differentiable", [True, False])
 def test_layers_have_the_gradients_of_the_definitions(
-    uses: bool, monkeypatch: pytest.MonkeyPatch
+    differentiable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lists, "USE_LISTS", uses)
-    level = make_level()
-    assert (level.pairs.lists is not None) == uses
-    assert (level.grids[3].corner_lists is not None) == uses
+    """Also where the lists were not made beforehand."""
+    level = make_level(differentiable)
     found = gradients(level)
     monkeypatch.setattr(api, "use_kernels", lambda *_: False)
     for one, other in zip(found, gradients(level), strict=True):
