@@ -4,7 +4,7 @@
     python benchmarks/people.py --seconds 100 250 --body my_anny.npz           another file of it
     python benchmarks/people.py --tiny --seconds 20 20 --control 10            on a CPU, to try
     python benchmarks/people.py --plan benchmarks/people_518.yaml --only depth_126 depth_252 depth \
-        --seconds 170 130 130                                                  the published sizes
+        --seconds 190 125 115                                                  the published sizes
 
 The networks and their settings are those of a file of stages, examples/blade/stages_people.yaml or
 another --plan; --only trains some of them, on the weights of others that --given names. The number

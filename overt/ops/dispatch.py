@@ -66,9 +66,7 @@ KERNELS = {
     "map_norm": Kernels(True, "sums of programs are stored, then added in a fixed order"),
     "point_norm": Kernels(True, "sums of programs are stored, then added in a fixed order"),
     "point_pairs": Kernels(True, "each pair is written by one program", (torch.int32,)),
-    "point_rows": Kernels(
-        True, "one program adds the terms of a row, in a fixed order"
-    ),
+    "point_rows": Kernels(True, "one program adds the terms of a row, in a fixed order"),
     "point_search": Kernels(
         True,
         "comparisons only; its atomic sums are of integers, and choices do not depend on the order "

@@ -178,5 +178,5 @@ def test_the_plan_of_published_sizes_needs_no_weights_of_others() -> None:
     published = load(["recipe=blade_posenet", "data.root=x"]).settings
     assert (pose.data.pose_size, pose.data.pose_step_sizes) == (512, [320, 512])
     assert pose.model.branch == settings["base_128"].model.branch == published.model.branch
-    assert depth.model.depth.backbone_checkpoint.endswith("depth_252/checkpoints/best")
+    assert stages["depth"].after == ["depth_252"]
     assert stages["pose"].after == ["base_256", "depth"]

@@ -239,8 +239,7 @@ class DepthNet(nn.Module):
             part = {}
         part = {name: value for name, value in part.items() if name in current}
         if resize and POSITIONS in part:
-            encoder = cast(Any, self.depth_backbone).pretrained
-            part[POSITIONS] = encoder.fit({"pos_embed": part[POSITIONS]})["pos_embed"]
+            part[POSITIONS] = self._fit_positions(part[POSITIONS])
         missing = [name for name in current if name not in part]
         if inner:  # encoder only: the rest keeps its random initialization
             missing = [name for name in missing if name.startswith(inner)]
@@ -278,8 +277,16 @@ class DepthNet(nn.Module):
     def adapt_tensors(
         self, tensors: Mapping[str, Tensor], settings: Mapping[str, Any] | None = None
     ) -> dict[str, Tensor]:
-        """Return the published checkpoint with this model's keys, without the unused layer."""
-        return {name: value for name, value in tensors.items() if name not in DEAD}
+        """Return the tensors without the published unused layer, for crops of this size."""
+        adapted = {name: value for name, value in tensors.items() if name not in DEAD}
+        table = adapted.get(BACKBONE + POSITIONS)
+        if table is not None and isinstance(self.depth_backbone, DepthAnything):
+            adapted[BACKBONE + POSITIONS] = self._fit_positions(table)
+        return adapted
+
+    def _fit_positions(self, table: Tensor) -> Tensor:
+        encoder = cast(DepthAnything, self.depth_backbone).pretrained
+        return encoder.fit({"pos_embed": table})["pos_embed"]
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> int:

@@ -7,6 +7,7 @@ import torch
 from small_recipes import BLADE_VIT, SMALL_BLADE, first_batch
 from torch import nn
 
+from overt.checkpoint.weights import load_initial
 from overt.errors import CheckpointError, ConfigError
 from overt.nn.ema import make_average
 from overt.recipes.blade.depthnet import DEAD, DepthNet, fingerprint
@@ -232,6 +233,22 @@ def test_a_backbone_may_have_seen_crops_of_another_size(
     assert torch.equal(same.cls_token, other.cls_token)
     tables = (same.pos_embed[:, 1:].mean(), other.pos_embed[:, 1:].mean())
     torch.testing.assert_close(*tables, atol=2e-3, rtol=0)
+
+
+def test_depthnet_grows_with_its_crops(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trained = ("model.depth.freeze_backbone=false", "model.depth.map_size=16")
+    small = vit_depthnet(root, *trained, "data.depth_size=42")
+    torch.save(small.state_dict(), root / "small.pth")
+    large = vit_depthnet(root, *trained, "data.depth_size=70")
+    load_initial(root / "small.pth", large, [])
+    assert "position table resized from (3, 3) to (5, 5) patches" in caplog.text
+    loaded = large.state_dict()
+    for name, value in small.state_dict().items():
+        if not name.endswith("pos_embed"):
+            assert torch.equal(loaded[name], value), name
+    tables = (model.depth_backbone.pretrained.pos_embed for model in (small, large))
+    first, grown = (table[:, 1:].mean() for table in tables)
+    torch.testing.assert_close(grown, first, atol=3e-3, rtol=0)
 
 
 def test_each_compiled_unit_is_used_through_its_forward(root: Path) -> None:
