@@ -15,7 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from overt.data.tracking.clips import Positions
+from overt.data.tracking.settings import KubricSettings, ScoringSettings
+from overt.distributed import World
 from overt.errors import ConfigError
+from overt.evaluation import NamedRow
+from overt.metrics.scored_clips import evaluation_clips, score_clips
 
 RETURNS = 1.5  # pixels
 WINDOW, PYRAMID = 15, 4  # Lucas-Kanade: side of its window in pixels, levels
@@ -92,6 +97,14 @@ def dis_flow(clip: Clip) -> tuple[Tensor, Tensor]:
 
 
 BASELINES = {"lucas_kanade": lucas_kanade, "dis_flow": dis_flow}
+
+
+def baseline_rows(
+    data: KubricSettings, evaluation: ScoringSettings, world: World
+) -> dict[str, list[NamedRow]]:
+    """Return the scores of each baseline on the clips that a tracker is scored on."""
+    clips = evaluation_clips(data, evaluation, Positions.CENTRES)  # as OpenCV counts pixels
+    return {name: score_clips(clips, track, world) for name, track in BASELINES.items()}
 
 
 def _sampled(flow: NDArray[np.float32], points: Points) -> Points:

@@ -159,7 +159,7 @@ def _photographs(options: argparse.Namespace) -> int:
     from overt.data.tracking.procedural_settings import ProceduralSettings
     from overt.data.tracking.procedural_tapvid import write_photograph_videos
 
-    values = OmegaConf.load(CONF / "data" / "procedural.yaml").procedural
+    values = OmegaConf.load(CONF / "scene" / "procedural.yaml")
     settings = OmegaConf.to_object(OmegaConf.merge(ProceduralSettings, values))
     assert isinstance(settings, ProceduralSettings)
     if options.side % 8:

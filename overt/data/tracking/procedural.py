@@ -7,7 +7,8 @@ clips, L layers, T frames, N points, H x W pixels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from overt.data.tracking.clips import TrackBatch
+from overt.data.tracking.clips import Positions, TrackBatch
 from overt.data.tracking.procedural_scene import (
     DRAWS,
     Scene,
@@ -24,14 +25,15 @@ from overt.data.tracking.procedural_scene import (
     pick_layer,
     to_image,
 )
-from overt.data.tracking.procedural_settings import ProceduralSettings
+from overt.data.tracking.procedural_settings import BLOCK, ProceduralSettings
+from overt.data.tracking.settings import KubricSettings
+from overt.data.tracking.textures import load_textures
 from overt.ops.layers.api import shade
 from overt.ops.layers.plain import SOLID, Layer, cover, to_surface
 
 CANDIDATES = 4  # places of the image that a query is chosen among
 # A point farther from the image center than this many half sides is not supervised.
 FAR = 4.0
-BLOCK = 8  # pixels of the squares that compression works on
 NOISE_WORDS = (0x2C1B3C6D, 0x297A2D39)
 
 
@@ -54,6 +56,68 @@ class ProceduralClips:
     def sample(self, index: int, rng: np.random.Generator) -> Tensor:
         """Return the numbers that determine the clip, (DRAWS,)."""
         return torch.from_numpy(rng.random(DRAWS, dtype=np.float32))
+
+
+class ClipRenderer:
+    """What a recipe needs to train on rendered clips: its samples, batches, and the clips."""
+
+    def __init__(
+        self,
+        settings: ProceduralSettings,
+        textures: str | None,  # a folder of photographs; None: computed textures only
+        size: tuple[int, int],  # (height, width) of the frames
+        frames: int,
+        points: int,
+        positions: Positions,
+    ) -> None:
+        self.settings, self.folder = settings, textures
+        self.size, self.frames, self.points = size, frames, points
+        self.positions = positions
+        self.textures: Tensor | None = None  # on the device of the last batch
+
+    def source(self) -> ProceduralClips:
+        """Return the training samples."""
+        return ProceduralClips(self.settings)
+
+    def collate(self, samples: Sequence[Tensor]) -> Seeds:
+        """Make a batch of samples."""
+        return Seeds(torch.stack(list(samples)))
+
+    def example(self, size: int) -> Seeds:
+        """Return a batch that reads no data."""
+        return Seeds(torch.rand(size, DRAWS, generator=torch.Generator().manual_seed(0)))
+
+    def counts(self, seeds: Seeds) -> dict[str, Tensor]:
+        """Return what is known of a batch before it is rendered."""
+        return {"clips": torch.tensor(float(len(seeds.numbers)))}
+
+    def render(self, seeds: Seeds) -> TrackBatch:
+        """Render the clips of a batch on its device."""
+        numbers = seeds.numbers
+        if self.textures is None:
+            side, computed = self.settings.texture_size, self.settings.made_textures
+            self.textures = load_textures(self.folder, side, computed)
+        self.textures = self.textures.to(numbers.device)
+        clips = make_clips(
+            numbers, self.textures, self.settings, self.size, self.frames, self.points
+        )
+        batch = to_batch(clips)
+        sides = torch.tensor([*self.size[::-1]], device=numbers.device)
+        # Clips are rendered in the pixel convention CENTRES.
+        scale = (sides - self.positions) / (sides - Positions.CENTRES)
+        times, queries_xy = batch.queries.split((1, 2), dim=-1)
+        queries = torch.cat([times, queries_xy * scale], dim=-1)
+        return replace(batch, tracks=batch.tracks * scale, queries=queries)
+
+
+def renderer_of(
+    data: KubricSettings, frames: int, points: int, positions: Positions
+) -> ClipRenderer | None:
+    """Return the renderer of the clips that `data.procedural` describes; None: clips are read."""
+    if data.procedural is None:
+        return None
+    height, width = data.crop_size
+    return ClipRenderer(data.procedural, data.textures, (height, width), frames, points, positions)
 
 
 class Clips(NamedTuple):

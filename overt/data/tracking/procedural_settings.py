@@ -10,6 +10,8 @@ from overt.checks import each_within, within
 from overt.errors import ConfigError
 
 MOST_LAYERS = 16
+MOST_POINTS = 1000  # of a clip, which has this many random numbers for them
+BLOCK = 8  # pixels of the squares that compression works on
 # Layers that are the faces of a box, and the limbs of a chain, in clips that have one.
 SOLID_LAYERS = (1, 2, 3)
 ARTICULATED_LAYERS = (4, 5, 6)

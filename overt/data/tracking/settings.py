@@ -12,6 +12,7 @@ from omegaconf import MISSING
 
 from overt.checks import each_within, height_width, one_of, within
 from overt.data.tracking.augment import AugmentationSettings
+from overt.data.tracking.procedural_settings import BLOCK, MOST_POINTS, ProceduralSettings
 from overt.errors import ConfigError
 
 HELD_OUT = "kubric_held_out"
@@ -56,10 +57,24 @@ class KubricSettings:
     # processes. The clips are the same up to rounding
     augment_on_device: bool = False
     augmentation: AugmentationSettings = MISSING
+    # clips rendered on the training device instead of read from `root`; null: read
+    procedural: ProceduralSettings | None = None
+    # procedural clips: folder of photographs used as textures; null: computed textures only
+    textures: str | None = None
 
     def __post_init__(self) -> None:
         height_width("data.crop_size", self.crop_size)
         within("data.held_out", self.held_out, 0)
+        if self.procedural is not None and any(side % BLOCK for side in self.crop_size):
+            raise ConfigError(
+                f"data.crop_size={list(self.crop_size)}: procedural clips are compressed in "
+                f"squares of {BLOCK} pixels; choose multiples of {BLOCK}"
+            )
+
+    def check_rendered_points(self, key: str, points: int) -> None:
+        """Reject more points, set by `key`, than a procedural clip has random numbers for."""
+        if self.procedural is not None:
+            within(key, points, 1, MOST_POINTS)
 
     def given_root(self) -> str:
         """Return the folder of sequences; raise an error if none is given."""

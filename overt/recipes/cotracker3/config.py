@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from overt.checks import each_within, height_width, multiple_of, one_of, within
-from overt.data.tracking.procedural_settings import ProceduralSettings
 from overt.data.tracking.settings import (
     HELD_OUT,
     KubricSettings,
@@ -19,7 +18,6 @@ from overt.data.tracking.settings import (
 )
 from overt.errors import ConfigError
 
-MOST_MADE_POINTS = 1000  # of a procedural clip, which has this many random numbers
 RECOMPUTABLE = ("normed", "features", "correlation", "hidden", "update")
 
 
@@ -122,10 +120,6 @@ class DataSettings(KubricSettings):
     query_sampling: str = MISSING
     # passes over the sequence list per epoch
     repeat: int = MISSING
-    # clips rendered on the training device instead of read from `root`; null: read
-    procedural: ProceduralSettings | None = None
-    # procedural clips: folder of photographs used as textures; null: computed textures only
-    textures: str | None = None
     # unlabeled videos below `root`, which trained trackers label during training; null: the
     # sequences in `root` have labels
     unlabeled: UnlabeledSettings | None = None
@@ -135,7 +129,7 @@ class DataSettings(KubricSettings):
         if self.unlabeled is not None:
             self._check_unlabeled()
         if self.procedural is not None:
-            self._check_procedural(self.procedural)
+            self._check_procedural()
         one_of("data.query_sampling", self.query_sampling, ("random", "first"))
         each_within("data", self, ("sequence_len", "traj_per_sample", "repeat"), 1)
         if self.sources is not None and not self.sources:
@@ -159,19 +153,14 @@ class DataSettings(KubricSettings):
                 "data.sources=null and data.random_number_traj=false"
             )
 
-    def _check_procedural(self, procedural: ProceduralSettings) -> None:
-        """Reject impossible settings of rendered clips, and pass them the image size."""
-        within("data.traj_per_sample", self.traj_per_sample, 1, MOST_MADE_POINTS)
+    def _check_procedural(self) -> None:
+        """Reject settings of clips that are read."""
+        self.check_rendered_points("data.traj_per_sample", self.traj_per_sample)
         drawn = self.random_sequence_len is not None or bool(self.random_number_traj)
         if drawn or self.sources is not None:
             raise ConfigError(
                 "data.procedural makes clips of data.sequence_len frames and reads none: set "
                 "data.random_sequence_len=null, data.random_number_traj=false and data.sources=null"
-            )
-        if any(side % 8 for side in self.crop_size):
-            raise ConfigError(
-                f"data.crop_size={list(self.crop_size)}: procedural clips are compressed in "
-                "squares of 8 pixels; choose multiples of 8"
             )
 
 

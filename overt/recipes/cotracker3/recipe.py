@@ -19,21 +19,20 @@ from overt.data.tracking.clips import (
     redrawn_metric,
     rendered,
 )
-from overt.data.tracking.procedural import ProceduralClips, Seeds, make_clips, to_batch
-from overt.data.tracking.procedural_scene import DRAWS
+from overt.data.tracking.procedural import Seeds, renderer_of
 from overt.data.tracking.settings import HELD_OUT, TAPVID
-from overt.data.tracking.textures import load_textures
 from overt.data.tracking.unlabeled import UnlabeledBatch, stack_unlabeled
 from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import NamedRow, summarize
-from overt.metrics.flow_baselines import BASELINES
+from overt.metrics.flow_baselines import baseline_rows
 from overt.metrics.scored_clips import further_recipes, score_clips
 from overt.metrics.tracking import score_table
 from overt.recipe import Recipe, SampleSource, StepOutput
 from overt.recipes.cotracker3 import loss as tracking_loss
 from overt.recipes.cotracker3.config import Settings
 from overt.recipes.cotracker3.data import (
+    POSITIONS,
     collate,
     evaluation_clips,
     example_sample,
@@ -85,15 +84,16 @@ class _CoTracker3Recipe(Recipe):
         self.settings = settings
         chosen = settings.model.recompute
         self.recompute: Sequence[str] = () if chosen == ["auto"] else chosen
-        self.textures: Tensor | None = None  # of procedural clips, once they are needed
-        self.teachers = teachers_of(settings.data.unlabeled)
+        data = settings.data
+        self.renderer = renderer_of(data, data.sequence_len, data.traj_per_sample, POSITIONS)
+        self.teachers = teachers_of(data.unlabeled)
         self.stackable: bool | str = True
-        if settings.data.random_number_traj:
+        if data.random_number_traj:
             self.stackable = (
                 "with data.random_number_traj=true every clip has different tracks and frames "
                 "number; set data.random_number_traj=false"
             )
-        shortest, longest = settings.data.random_sequence_len, settings.data.sequence_len
+        shortest, longest = data.random_sequence_len, data.sequence_len
         if shortest is not None and longest - shortest > 1:  # the longest is never drawn
             self.stackable = (
                 f"with data.random_sequence_len={shortest} every clip has another length; set "
@@ -141,8 +141,8 @@ class _CoTracker3Recipe(Recipe):
         return model
 
     def build_dataset(self) -> SampleSource:
-        if self.settings.data.procedural is not None:
-            return ProceduralClips(self.settings.data.procedural)
+        if self.renderer is not None:
+            return self.renderer.source()
         make_missing_sequences(self.settings.data)
         if self.settings.data.unlabeled is not None:
             refuse_untrained(self.settings.data.unlabeled)
@@ -150,50 +150,28 @@ class _CoTracker3Recipe(Recipe):
         return training_clips(self.settings.data)
 
     def collate(self, samples: list[Any]) -> TrackBatch | Seeds | UnlabeledBatch:
-        if self.settings.data.procedural is not None:
-            return Seeds(torch.stack(samples))
+        if self.renderer is not None:
+            return self.renderer.collate(samples)
         if self.settings.data.unlabeled is not None:
             return stack_unlabeled(samples)
         return collate(samples)
 
     def example_batch(self, size: int) -> TrackBatch | Seeds | UnlabeledBatch:
         """Return clips of noise with the largest length that training samples."""
-        if self.settings.data.procedural is not None:
-            numbers = torch.rand(size, DRAWS, generator=torch.Generator().manual_seed(0))
-            return Seeds(numbers)
+        if self.renderer is not None:
+            return self.renderer.example(size)
         make = example_sample if self.teachers is None else unlabeled_example
         samples = [make(self.settings.data, index) for index in range(min(size, EXAMPLES))]
         return self.collate([samples[index % EXAMPLES] for index in range(size)])
 
     def on_device(self, batch: TrackBatch | Seeds | UnlabeledBatch) -> TrackBatch:
         if isinstance(batch, Seeds):
-            return self.render_clips(batch)
+            assert self.renderer is not None
+            return self.renderer.render(batch)
         if isinstance(batch, UnlabeledBatch):
             assert self.teachers is not None
             return self.teachers.label(batch)
         return rendered(batch)
-
-    def render_clips(self, batch: Seeds) -> TrackBatch:
-        """The clips of procedural samples."""
-        data, device = self.settings.data, batch.numbers.device
-        assert data.procedural is not None
-        if self.textures is None or self.textures.device != device:
-            texture_count = data.procedural.made_textures
-            self.textures = load_textures(
-                data.textures, data.procedural.texture_size, texture_count
-            )
-            self.textures = self.textures.to(device)
-        height, width = data.crop_size
-        return to_batch(
-            make_clips(
-                batch.numbers,
-                self.textures,
-                data.procedural,
-                (height, width),
-                data.sequence_len,
-                data.traj_per_sample,
-            )
-        )
 
     def blocks(self, model: CoTracker3) -> list[nn.Module]:
         small = [model.fnet, model.table, model.corr_mlp, model.motion, model.token_parts]
@@ -211,7 +189,8 @@ class _CoTracker3Recipe(Recipe):
     def counts(self, batch: TrackBatch | Seeds | UnlabeledBatch) -> dict[str, Tensor]:
         # Clips that are rendered or labeled later use the loss of `per_clip`.
         if isinstance(batch, Seeds):
-            return {"clips": torch.tensor(float(len(batch.numbers)))}
+            assert self.renderer is not None
+            return self.renderer.counts(batch)
         if isinstance(batch, UnlabeledBatch):
             return {"clips": torch.tensor(float(len(batch.video)))}
         windows = tracking_loss.counts(self.targets(batch))
@@ -259,8 +238,7 @@ class _CoTracker3Recipe(Recipe):
 
     def baseline_rows(self, world: World) -> dict[str, list[NamedRow]]:
         """Return the scores of OpenCV's Lucas-Kanade and DIS flow."""
-        clips = evaluation_clips(self.settings)
-        return {name: score_clips(clips, track, world) for name, track in BASELINES.items()}
+        return baseline_rows(self.settings.data, self.settings.evaluation, world)
 
     def score_table(self, rows: list[NamedRow], scores: dict[str, float]) -> str:
         return score_table(rows, scores)

@@ -82,6 +82,7 @@ class DataSettings(KubricSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         each_within("data", self, ("frames", "points"), 1)
+        self.check_rendered_points("data.points", self.points)
 
 
 @dataclass
@@ -151,3 +152,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.evaluation.dataset == HELD_OUT:
             self.data.given_root()
+        if self.data.procedural is not None and self.loss.clips_per_mean is None:
+            raise ConfigError(
+                "data.procedural makes clips on the device, after the counts of the global batch "
+                "are taken: set loss.clips_per_mean to a number, such as 4, which needs none"
+            )

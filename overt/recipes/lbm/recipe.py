@@ -19,16 +19,18 @@ from overt.data.tracking.clips import (
     rendered,
     stack_samples,
 )
+from overt.data.tracking.procedural import Seeds, renderer_of
 from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import NamedRow, summarize
+from overt.metrics.flow_baselines import baseline_rows
 from overt.metrics.scored_clips import further_recipes, score_clips
 from overt.metrics.tracking import score_table
 from overt.recipe import Recipe, SampleSource, StepOutput
 from overt.recipes.lbm import loss as tracking_loss
 from overt.recipes.lbm.clip import track_clip
 from overt.recipes.lbm.config import Settings
-from overt.recipes.lbm.data import KubricClips, evaluation_clips, example_sample
+from overt.recipes.lbm.data import POSITIONS, KubricClips, evaluation_clips, example_sample
 from overt.recipes.lbm.export import make_step, with_weights_of
 from overt.recipes.lbm.loss import Targets, true_cells
 from overt.recipes.lbm.model import LBM
@@ -73,6 +75,8 @@ class LBMRecipe(Recipe):
         self.settings = settings
         chosen = settings.model.recompute
         self.recompute = LEAST if chosen == "auto" else chosen
+        data = settings.data
+        self.renderer = renderer_of(data, data.frames, data.points, POSITIONS)
 
     def fit_memory(self, samples: int, gib: float) -> str | None:
         """Choose `model.recompute`: the fastest value that fits, if it is set to auto."""
@@ -102,20 +106,27 @@ class LBMRecipe(Recipe):
                 "model.backbone_weights=resnet18-f37072fd.pth, or set "
                 "model.backbone_weights=random, also if checkpoint.init_from provides all weights"
             )
+        if self.renderer is not None:
+            return self.renderer.source()
         make_missing_sequences(self.settings.data)
         return KubricClips(self.settings.data)
 
-    def collate(self, samples: list[TrackSample]) -> TrackBatch:
-        return stack_samples(samples)
+    def collate(self, samples: list[Any]) -> TrackBatch | Seeds:
+        return stack_samples(samples) if self.renderer is None else self.renderer.collate(samples)
 
-    def example_batch(self, size: int) -> TrackBatch:
-        """Return clips of noise with the tracks of moving shapes."""
+    def example_batch(self, size: int) -> TrackBatch | Seeds:
+        """Return clips of noise with the tracks of moving shapes, or clips to be rendered."""
+        if self.renderer is not None:
+            return self.renderer.example(size)
         samples = [
             example_sample(self.settings.data, index) for index in range(min(size, EXAMPLES))
         ]
         return self.collate([samples[index % EXAMPLES] for index in range(size)])
 
-    def on_device(self, batch: TrackBatch) -> TrackBatch:
+    def on_device(self, batch: TrackBatch | Seeds) -> TrackBatch:
+        if isinstance(batch, Seeds):
+            assert self.renderer is not None
+            return self.renderer.render(batch)
         return rendered(batch)
 
     def blocks(self, model: LBM) -> list[nn.Module]:
@@ -130,7 +141,8 @@ class LBMRecipe(Recipe):
     def targets(self, batch: TrackBatch) -> Targets:
         """Return the ground truth in pixels of the model, and where it is supervised."""
         frames = torch.arange(batch.tracks.shape[1], device=batch.tracks.device)[:, None]
-        supervised = batch.valid.unsqueeze(1).expand_as(batch.visibility)
+        valid = batch.valid if batch.valid.dim() == 3 else batch.valid.unsqueeze(1)
+        supervised = valid.expand_as(batch.visibility)
         if self.settings.loss.after_query:
             supervised = supervised & (frames > batch.queries[:, None, :, 0].floor())
         height, width = batch.video.shape[-2:]
@@ -139,7 +151,10 @@ class LBMRecipe(Recipe):
         tracks = torch.stack([x / width * model_width, y / height * model_height], dim=-1)
         return Targets(tracks, batch.visibility, supervised)
 
-    def counts(self, batch: TrackBatch) -> dict[str, Tensor]:
+    def counts(self, batch: TrackBatch | Seeds) -> dict[str, Tensor]:
+        if isinstance(batch, Seeds):  # `loss.clips_per_mean` needs no counts of points
+            assert self.renderer is not None
+            return self.renderer.counts(batch)
         return tracking_loss.counts(self.targets(batch)) | redrawn_count(batch)
 
     def loss(
@@ -158,9 +173,13 @@ class LBMRecipe(Recipe):
                 terms = tracking_loss.pooled_losses(
                     prediction, targets, counts["clips"], self.settings.loss
                 )
-            pixels = (prediction.points_xy.detach() - targets.tracks_xy).norm(dim=-1)
-            located = counts["located"].clamp(min=1)
-            error = (pixels * targets.located).sum() / located
+            distance = (prediction.points_xy.detach() - targets.tracks_xy).norm(dim=-1)
+            pixels, located = distance * targets.located, targets.located
+            if "located" in counts:
+                error = pixels.sum() / counts["located"].clamp(min=1)
+            else:
+                clip_error = pixels.sum((1, 2)) / located.sum((1, 2)).clamp(min=1)
+                error = clip_error.sum() / counts["clips"]
         return StepOutput(terms, {"visible_error_px": error} | redrawn_metric(batch, counts))
 
     def check_evaluation_data(self) -> None:
@@ -179,6 +198,10 @@ class LBMRecipe(Recipe):
     def evaluate_rows(self, model: nn.Module, world: World) -> list[NamedRow]:
         """Return the scores of each sequence or video."""
         return score_clips(evaluation_clips(self.settings), partial(self.track, model), world)
+
+    def baseline_rows(self, world: World) -> dict[str, list[NamedRow]]:
+        """Return the scores of OpenCV's Lucas-Kanade and DIS flow."""
+        return baseline_rows(self.settings.data, self.settings.evaluation, world)
 
     def score_table(self, rows: list[NamedRow], scores: dict[str, float]) -> str:
         return score_table(rows, scores)
