@@ -137,6 +137,9 @@ class _Annealed(_WarmedUp):
 
     @property
     def total_steps(self) -> int:
+        if float(self.epochs).is_integer():
+            # In I-JEPA's order, from left to right: 1.2 * 3 * 15 is below 54.
+            return int(self.stretch * self.epochs * self.steps_per_epoch)
         return int(self.stretch * round(self.epochs * self.steps_per_epoch))
 
     def _count(self, step: int) -> int:

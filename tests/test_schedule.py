@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from overt.schedule import (
@@ -160,6 +160,22 @@ def test_stretch_ends_training_before_the_final_value() -> None:
     stretched = CosineScheduler(1.0, 0.0, 10, 10, stretch=1.25)
     assert stretched(125) == plain(100) == 0.0
     assert stretched(50) == pytest.approx(plain(40), abs=EXACT)
+
+
+@repeatable
+@given(
+    stretch=st.sampled_from((1.0, 1.15, 1.2, 1.25, 1.4, 1.7)),
+    count=st.integers(1, 400),
+    length=st.integers(1, 2000),
+)
+@example(stretch=1.2, count=3, length=15)
+def test_a_stretched_length_is_rounded_as_ijepa_rounds_it(
+    stretch: float, count: int, length: int
+) -> None:
+    """int(ipe_scale * epochs * ipe), from left to right: 1.2 * 3 * 15 is 53.99..."""
+    official = int(stretch * count * length)
+    for kind in ANNEALED:
+        assert kind(1.0, 0.0, count, length, stretch=stretch).total_steps == official
 
 
 def test_values_by_epoch_are_those_of_its_first_step() -> None:

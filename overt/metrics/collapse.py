@@ -1,7 +1,9 @@
 """How much the features of different inputs differ: what falls when a representation collapses.
 
 Effective rank is the exponential of the entropy of the singular values. These are never computed
-from a wide matrix: the eigenvalues of the smaller square one are their squares.
+from a wide matrix, but from a triangular one of its shorter side. Rows of several processes have a
+common covariance instead, whose eigenvalues are the squares: it loses half of the digits, so that
+singular values below 1e-7 of the largest are noise.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from overt.distributed import all_reduce_sum
+from overt.distributed import all_reduce_sum, get_world_size
 from overt.ops.float64 import exact
 
 TOKEN_NAMES = ("std", "std_min", "norm", "rank")
@@ -31,8 +33,21 @@ def token_statistics(tokens: Tensor) -> Tensor:
     covariance = all_reduce_sum(centred.T @ centred) / (count - 1).clamp(min=1)
     deviation = covariance.diagonal().sqrt()
     size = first[-2] / count
-    rank = rank_of(eigenvalues_of(covariance), floor=(1e-12 * size).square())
+    if get_world_size() == 1:
+        singular = singular_values_of(centred) / (count - 1).clamp(min=1).sqrt()
+    else:
+        squares = eigenvalues_of(covariance)
+        singular = squares.where(~(squares <= 0), 0.0).sqrt()  # NaN stays
+    rank = rank_of(singular, floor=1e-12 * size)
     return torch.stack([deviation.mean(), deviation.min(), size, rank])
+
+
+def singular_values_of(rows: Tensor) -> Tensor:
+    """Of a matrix of any shape; NaN where it holds NaN or Inf, which LAPACK refuses."""
+    finite = rows.isfinite().all()
+    tall = rows if rows.shape[0] >= rows.shape[1] else rows.T
+    triangle = torch.linalg.qr(torch.where(finite, tall, 0.0), mode="r").R
+    return torch.where(finite, torch.linalg.svdvals(triangle), torch.nan)
 
 
 def eigenvalues_of(matrix: Tensor) -> Tensor:
@@ -42,12 +57,12 @@ def eigenvalues_of(matrix: Tensor) -> Tensor:
     return torch.where(finite, eigenvalues, torch.nan)
 
 
-def rank_of(eigenvalues: Tensor, floor: Tensor) -> Tensor:
-    """The effective rank of a matrix with these squared singular values; those below are zero.
+def rank_of(singular: Tensor, floor: Tensor) -> Tensor:
+    """The effective rank of a matrix with these singular values; those up to the floor are zero.
 
     Where all are, the rank is 1.
     """
-    singular = eigenvalues.where(~(eigenvalues <= floor), 0.0).sqrt()  # NaN stays
+    singular = singular.where(~(singular <= floor), 0.0)  # NaN stays
     fractions = singular / singular.sum().clamp(min=torch.finfo(singular.dtype).tiny)
     return torch.exp(-(fractions * torch.log(fractions + 1e-12)).sum())
 
@@ -59,9 +74,7 @@ def image_statistics(features: Tensor) -> Tensor:
     A row is a whole image; nothing is centered; the rank is that of the first 100 rows.
     """
     rows = exact(features).flatten(1)
-    subset = rows[:100]
-    eigenvalues = eigenvalues_of(subset @ subset.T)
-    singular = eigenvalues.where(~(eigenvalues <= 1e-13 * eigenvalues.max()), 0.0).sqrt()
+    singular = singular_values_of(rows[:100])
     fractions = singular / singular.sum()
     rank = torch.exp(-(fractions * torch.log(fractions + 1e-8)).sum())
     return torch.stack([rows.std(), rows.norm(dim=1).mean(), rank])
@@ -79,7 +92,7 @@ def spectrum_scores(features: Tensor) -> dict[str, float]:
     if len(rows) < 2 or not rows.isfinite().all():
         return {"rankme": torch.nan, "alpha_req": torch.nan}
     squares = eigenvalues_of(rows.T @ rows).clamp(min=0)
-    rank = rank_of(squares, floor=squares.max() * 1e-13)
+    rank = rank_of(squares.sqrt(), floor=(squares.max() * 1e-13).sqrt())
     centered = rows - rows.mean(0)
     values = eigenvalues_of(centered.T @ centered).flip(0)
     values = values[values > values[0] * 1e-10][: len(rows) - 1]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from overt.metrics.collapse import image_statistics, spectrum_scores, token_statistics
 
@@ -41,6 +42,28 @@ def test_it_is_the_entropy_of_the_singular_values() -> None:
     expected = torch.exp(-(shares * shares.log()).sum())
     assert token_statistics(rows)[3].item() == pytest.approx(expected.item(), rel=1e-6)
     assert image_statistics(rows.view(50, 3, 4))[2].item() <= 4.001
+
+
+def by_definition(rows: Tensor, epsilon: float) -> float:
+    singular = torch.linalg.svdvals(rows)
+    fractions = singular / singular.sum()
+    return torch.exp(-(fractions * torch.log(fractions + epsilon)).sum()).item()
+
+
+@pytest.mark.parametrize("shape", [(16, 10, 24), (100, 1, 300), (120, 2, 30)])
+@pytest.mark.parametrize("spread", [1.0, 1e-3, 1e-6])
+def test_what_has_nearly_collapsed_keeps_its_small_singular_values(
+    shape: tuple[int, int, int], spread: float
+) -> None:
+    """Rounded to float32, features of rank 3 about a common point have every rank, by little."""
+    torch.manual_seed(0)
+    factors = torch.randn(*shape[:2], 3), torch.randn(3, shape[2])
+    features = (1 + spread * factors[0] @ factors[1]).double()
+    rows, tokens = features.flatten(1)[:100], features.flatten(0, 1)
+    found = image_statistics(features.float())[2].item()
+    assert found == pytest.approx(by_definition(rows, 1e-8), rel=1e-9)
+    found = token_statistics(tokens.float())[3].item()
+    assert found == pytest.approx(by_definition(tokens - tokens.mean(0), 1e-12), rel=1e-7)
 
 
 def test_the_spectrum_tells_rank_and_decay_without_labels() -> None:

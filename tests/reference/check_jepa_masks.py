@@ -10,6 +10,7 @@ from jepa_cases import Case, Tensors
 from overt.recipes.hjepa import masks
 
 EXACT = 1e-12
+RUNS = 8
 
 
 class Tally:
@@ -88,9 +89,10 @@ def check_masks(case: Case, tensors: Tensors) -> None:
                     (side, side),
                     level,
                     options["num_hierarchies"],
-                    tuple(options["base_scale"]),
-                    tuple(options["aspect_ratio_range"]),
-                    options["num_target_masks"],
+                    tuple(options.get("base_scale", (0.05, 0.15))),
+                    tuple(options.get("aspect_ratio_range", (0.75, 1.5))),
+                    options.get("num_target_masks", 4),
+                    options.get("scale_progression", "geometric"),
                 )
                 for level in range(options["num_hierarchies"])
             }
@@ -121,21 +123,47 @@ def check_official_masks(case: Case, tensors: Tensors) -> None:
     assert [[*target, *context] for target, context in sizes] == (
         tensors["ijepa.block_sizes_by_seed"].tolist()
     )
-    rng = np.random.default_rng(0)
-    kept, targets = [], []
-    seen = np.zeros(grid[0] * grid[1])
-    for target, context in sizes[: stats["batches"]]:
-        drawn = [rule.draw_blocks(target, context, rng) for _ in range(stats["batch"])]
-        shortest = min(len(contexts[0]) for contexts, _ in drawn)
-        kept.append(shortest)
-        targets.append(min(block[2] * block[3] for _, blocks in drawn for block in blocks))
-        for contexts, _ in drawn:
-            seen[contexts[0][:shortest]] += 1
-    assert np.mean(targets) == pytest.approx(stats["pred_kept_mean"], rel=EXACT)
-    # The mean of 11 batches scatters by some 3 %, and so does everything that follows from it.
-    assert np.mean(kept) == pytest.approx(stats["context_kept_mean"], rel=0.12)
-    frequency = seen / (stats["batches"] * stats["batch"])
-    assert np.abs(frequency - tensors["ijepa.context_frequency"].numpy()).max() < 0.12
+    runs = [OfficialRun(rule, sizes[: stats["batches"]], stats["batch"], n) for n in range(RUNS)]
+    for run in runs:
+        assert run.targets == pytest.approx(stats["pred_kept_mean"], rel=EXACT)
+    assert_typical([np.array([run.kept]) for run in runs], np.array([stats["context_kept_mean"]]))
+    frequency = tensors["ijepa.context_frequency"].numpy()
+    assert_typical([run.frequency for run in runs], frequency)
     # What makes this sampler one to be compared with only: the last rows are hardly ever seen.
-    rows = frequency.reshape(grid).mean(1)
-    assert rows[-1] < 0.1 * rows[:4].mean()
+    rows = [run.frequency.reshape(grid).mean(1) for run in runs]
+    assert_typical(rows, frequency.reshape(grid).mean(1))
+
+
+class OfficialRun:
+    """As many batches as were recorded, each context cut to the shortest of its batch."""
+
+    def __init__(
+        self,
+        rule: masks.OfficialRule,
+        sizes: list[tuple[masks.Grid, masks.Grid]],
+        batch: int,
+        seed: int,
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        kept, targets = [], []
+        seen = np.zeros(rule.grid[0] * rule.grid[1])
+        for target, context in sizes:
+            drawn = [rule.draw_blocks(target, context, rng) for _ in range(batch)]
+            shortest = min(len(patches) for contexts, _ in drawn for patches in contexts)
+            kept.append(shortest)
+            targets.append(min(block[2] * block[3] for _, blocks in drawn for block in blocks))
+            for contexts, _ in drawn:
+                seen[contexts[0][:shortest]] += 1
+        self.kept, self.targets = np.mean(kept), np.mean(targets)
+        self.frequency = seen / (len(sizes) * batch)
+
+
+def assert_typical(runs: list[np.ndarray], recorded: np.ndarray) -> None:
+    """The recording is one run more: hardly farther from the others than each of ours is.
+
+    How far depends on grid and batch: at 14 x 14 and 11 batches of 64, up to 0.1 in a frequency.
+    """
+    total = np.sum(runs, axis=0)
+    others = [(total - run) / (len(runs) - 1) for run in runs]
+    farthest = max(np.abs(run - mean).max() for run, mean in zip(runs, others, strict=True))
+    assert np.abs(recorded - total / len(runs)).max() <= 1.5 * farthest

@@ -161,8 +161,8 @@ def make_block(draw: Sequence[float], grid: Grid, scale: Range, aspect: Range) -
         # published rule, which truncates.
         height = down if height > down else round(area / across)
         ratio = area / height**2
+    width = round(height * ratio)  # of the height before it is cut, as published
     height = 1 if height < 1 else down if height > down else height
-    width = round(height * ratio)
     width = 1 if width < 1 else across if width > across else width
     return int(y * (down - height + 1)), int(x * (across - width + 1)), height, width
 

@@ -1,6 +1,7 @@
 """Masks: inside the grid, apart, large enough, reachable everywhere, and drawn from the seed."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -112,6 +113,26 @@ def test_oblong_images_have_blocks_of_the_area_that_was_asked_for(
         areas = np.array([height * width for _, _, height, width in blocks]) / (grid[0] * grid[1])
         assert areas.mean() == pytest.approx(sum(scale) / 2, rel=0.04)
         assert areas.max() <= 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    side=st.integers(1, 18),
+    scale=st.floats(0.05, 1.0),
+    aspect=st.floats(0.5, 2.0),
+    draw=st.tuples(*[st.floats(0, 1, exclude_max=True)] * 4),
+)
+def test_the_width_of_a_square_images_block_comes_from_the_height_that_may_not_fit(
+    side: int, scale: float, aspect: float, draw: tuple[float, float, float, float]
+) -> None:
+    """The published rule: both sides are cut to the grid, and neither makes up for the other."""
+    height = round(math.sqrt(scale * side * side / aspect))
+    width = round(height * aspect)
+    expected = tuple(max(1, min(length, side)) for length in (height, width))
+    top, left, *size = make_block(draw, (side, side), (scale, scale), (aspect, aspect))
+    assert tuple(size) == expected
+    assert 0 <= top <= side - size[0]
+    assert 0 <= left <= side - size[1]
 
 
 def test_targets_keep_apart_where_there_is_room() -> None:
