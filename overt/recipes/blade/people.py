@@ -94,7 +94,7 @@ class People:
         self.name, self.whole_image = source.name, source.whole_image
         self.images = root / source.images
         self.dropped_folder = DROPPED_FOLDERS.get(source.name)
-        self.body = body
+        self.settings, self.body = settings, body
         path = root / source.annotations
         if source.layout == "bedlamcc":
             data = read_bedlam(path, self.images)
@@ -106,7 +106,8 @@ class People:
         if "pelvis" not in data:
             require_labels(data)
         self.data = self._usable(_labeled(data), settings.drop_bad_rows)
-        self.limbs = limbs_of(self.data, settings)
+        if needs_pose:
+            _ = self.limbs  # names missing keypoints now
         if "pelvis" not in data and not (data.has("smplx") and "smplx/transl" in data):
             assert self.hips  # names missing files of SMPL now
         first = self.picture_path(0)
@@ -228,6 +229,11 @@ class People:
             )
         with Image.open(path) as image:
             return np.asarray(image, dtype=np.float32) / np.float32(1000)
+
+    @cached_property
+    def limbs(self) -> list[int] | None:
+        """Return the columns of the limb joints, which only PoseNet's training reads."""
+        return limbs_of(self.data, self.settings)
 
     @cached_property
     def root(self) -> RootJoint:
