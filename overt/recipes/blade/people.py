@@ -124,7 +124,8 @@ class People:
 
     def _usable(self, data: HumanData, drop: bool) -> HumanData:
         """Return all usable rows; reject unusable ones unless the user asked to drop them."""
-        bad: dict[int, str] = {}
+        nameless = np.nonzero(data.columns["image_path"] == "")[0].tolist()
+        bad = dict.fromkeys(nameless, "names no picture (image_path is empty)")
         if "bbox_xywh" in data and not self.whole_image:
             boxes = data.columns["bbox_xywh"]
             for row in bad_boxes(data).tolist():

@@ -151,6 +151,11 @@ def test_absent_pictures_are_named(root: Path, settings: DataSettings) -> None:
     known["image_path"][3] = "imgs/gone.jpg"
     with pytest.raises(DataError, match=r"gone\.jpg: listed in .*\(row 3\) but missing"):
         people(root, settings, known).picture(3)
+    known = columns(root)
+    for row in (1, 0):
+        known["image_path"][row] = ""
+        with pytest.raises(DataError, match=rf"row {row} \(\) names no picture"):
+            people(root, settings, known)
 
 
 def test_missing_labels_are_named(root: Path, settings: DataSettings) -> None:
