@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from overt.data.images.decode import decode_image, read_file
+from overt.data.images.decode import decode_image, read_file, upright_size
 from overt.data.people.bedlam import read_bedlam
 from overt.data.people.conventions import CONVENTIONS, limb_columns, names_of
 from overt.data.people.crops import box_square, keypoint_square
@@ -168,13 +168,21 @@ class People:
 
     def picture(self, row: int) -> Picture:
         """Return the pixels (H, W, 3) of a row."""
+        path = self._existing(row)
+        return decode_image(read_file(path), str(path))
+
+    def picture_size(self, row: int) -> tuple[int, int]:
+        """Return height and width of the picture, by the header of its file alone."""
+        return upright_size(self._existing(row))
+
+    def _existing(self, row: int) -> Path:
         path = self.picture_path(row)
         if not path.is_file():
             raise DataError(
                 f"{path}: listed in {self.data.path} (row {row}) but missing; get the pictures "
                 "again, or remove the row"
             )
-        return decode_image(read_file(path), str(path))
+        return path
 
     def square(self, row: int, image_size: tuple[int, int]) -> tuple[tuple[float, float], float]:
         """Return center and side of the square around the person."""
