@@ -87,7 +87,7 @@ def _load(file: Path) -> Mapping[str, Any]:
 
 def _picture_names(content: Mapping[str, Any], file: Path) -> list[str]:
     """Return paths of the pictures, below the folder of their sequence where that is given."""
-    names = _words(content, "img_fn", file)
+    names = [name.replace("\\", "/") for name in _words(content, "img_fn", file)]  # of Windows
     if not names:
         raise DataError(f"{file}: it has no rows: img_fn is empty")
     if "sequence_name" in content:

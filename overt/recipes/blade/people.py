@@ -160,7 +160,8 @@ class People:
         return len(self.data)
 
     def picture_path(self, row: int) -> Path:
-        name = Path(str(self.data.columns["image_path"][row]).lstrip("/"))
+        stored = str(self.data.columns["image_path"][row])
+        name = Path(stored.replace("\\", "/").lstrip("/"))  # it may come from Windows
         if self.dropped_folder is not None:
             parts = [part for part in name.parts[:-1] if part != self.dropped_folder]
             name = Path(*parts, name.name)

@@ -63,7 +63,8 @@ def test_both_forms_of_bedlam_are_read(tmp_path: Path) -> None:
 def test_pictures_are_found_in_the_published_folder(tmp_path: Path) -> None:
     path = tmp_path / "bedlamcc.npz"
     names = ["seq_000123/seq_000123_0007.png", "/where/it/was/made/png/seq_000124/a.png"]
-    torch.save({"img_fn": names, "pelvis_camcoord": torch.ones(2, 3, 1)}, path)
+    windows = [names[0].replace("/", "\\"), names[1]]
+    torch.save({"img_fn": windows, "pelvis_camcoord": torch.ones(2, 3, 1)}, path)
     images = tmp_path / "bedlamcc"
     images.mkdir()
     assert read_bedlam(path, images).columns["image_path"].tolist() == names

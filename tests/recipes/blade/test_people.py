@@ -158,6 +158,13 @@ def test_absent_pictures_are_named(root: Path, settings: DataSettings) -> None:
             people(root, settings, known)
 
 
+def test_paths_may_have_the_separators_of_windows(root: Path, settings: DataSettings) -> None:
+    known = columns(root)
+    expected = people(root, settings).picture(2)
+    known["image_path"] = np.char.replace(known["image_path"], "/", "\\")
+    np.testing.assert_array_equal(people(root, settings, known).picture(2), expected)
+
+
 def test_missing_labels_are_named(root: Path, settings: DataSettings) -> None:
     known = {name: value for name, value in columns(root).items() if "smpl" not in name}
     with pytest.raises(DataError, match=r"lack smplx/body_pose, smplx/transl; found K, bbox"):
