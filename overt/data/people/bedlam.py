@@ -67,7 +67,7 @@ def _load(file: Path) -> Mapping[str, Any]:
             "folder that holds the data sets, or the source's annotations to the file"
         )
     try:
-        with torch.serialization.safe_globals(safe_globals()):
+        with torch.serialization.safe_globals([*safe_globals()]):
             content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # junk stops the unpickler with almost any, such as KeyError
         text = str(error) or type(error).__name__
