@@ -38,7 +38,7 @@ from overt.data.people.detections import (
     collect,
     with_boxes,
 )
-from overt.errors import ConfigError, DataError
+from overt.errors import ConfigError, DataError, need_folder
 from overt.tasks import PersonEstimator, need_task
 
 if TYPE_CHECKING:
@@ -57,10 +57,12 @@ def main(arguments: Sequence[str]) -> int:
         rows_of = read_detections(options.detections, images)
     check_options(options, images, rows_of)
     folders = output_folders(images, options.output)
-    # What cannot be read is said before a model is loaded.
+    # What cannot be read or written is said before a model is loaded.
     missing = [str(image) for image in images if image.is_dir() or not image.exists()]
     if missing:
         raise DataError(f"{', '.join(missing)}: no such file; give a JPEG, PNG or WebP")
+    for folder in folders:
+        need_folder("--output", folder)
     people, given = [Detection()], [getattr(options, name) for name in ONE_PICTURE]
     if any(given):
         people = collect(read_picture(images[0]).shape[:2], *given)

@@ -31,14 +31,18 @@ from overt.geometry.smpl_pickle import array_of, read_smpl_pickle
 CAPSULE = "capsule"
 # Settings whose body has the joints of SMPL-X; the others may name one of SMPL.
 NEED_SMPLX = ("model.body.model", "data.synthetic.body", "--body")
+OF_SMPL = ("model.body.smpl", "--smpl")
 NEEDED = (
     "v_template", "f", "shapedirs", "posedirs", "J_regressor", "weights", "kintree_table",
 )  # fmt: skip
 OPTIONAL = ("hands_meanl", "hands_meanr", "part", "J_regressor_h36m")
 WHERE = (
-    "Register at smpl-x.is.tue.mpg.de (SMPL: smpl.is.tue.mpg.de), download the body models and "
-    "name the file, such as body_models/smplx/SMPLX_NEUTRAL.npz; or use the body that comes with "
-    "overt, for rendered people: "
+    "Register at smpl-x.is.tue.mpg.de, download the body models and name the file, such as "
+    "body_models/smplx/SMPLX_NEUTRAL.npz"
+)
+WHERE_SMPL = (
+    "Register at smpl.is.tue.mpg.de, download the body models and name the file, such as "
+    "body_models/smpl/SMPL_NEUTRAL.pkl"
 )
 CONVERT = (
     "A body model is read from .npz as well: convert the file once, by numpy.savez with the arrays "
@@ -63,7 +67,10 @@ def load_body(
         return _shipped_anny()
     path, title = Path(name), f"{key}={name}"
     if not path.is_file():
-        raise DataError(f"{title}: no body model is installed there. {WHERE}{key}={ANNY}")
+        remedy = WHERE_SMPL if key in OF_SMPL else WHERE
+        if key in NEED_SMPLX:
+            remedy += f"; or use the body that comes with overt, for rendered people: {key}={ANNY}"
+        raise DataError(f"{title}: no body model is installed there. {remedy}")
     rendered_as = None
     if path.suffix == ".npz":
         arrays, rendered_as = _read_npz(path, title)

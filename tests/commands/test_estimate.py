@@ -117,6 +117,10 @@ def test_files_are_read_before_a_model_is_loaded(root: Path, tmp_path: Path) -> 
         main([pictures, "--mask", f"{gone}.png", "--checkpoint", "c"])
     with pytest.raises(DataError, match=r"gone\.json: cannot be read"):
         main([pictures, "--keypoints", f"{gone}.json", "--checkpoint", "c"])
+    # So is where results cannot be written.
+    for output in (pictures, f"{pictures}/person"):
+        with pytest.raises(ConfigError, match=r"--output=.*000000\.jpg.* is a file; name a new"):
+            main([pictures, "--output", output, "--checkpoint", "c"])
 
 
 @pytest.mark.parametrize("image_size", [(400, 267), (61, 400), (400, 5), (100, 80)])

@@ -42,6 +42,12 @@ def test_a_missing_body_model_says_where_to_get_it(tmp_path: Path) -> None:
         DataError, match=r"no body model is installed.*smpl-x\.is\.tue.*body\.model=anny"
     ):
         load_body(str(tmp_path / "SMPLX_NEUTRAL.npz"), "model.body.model")
+    # No body of rendered people replaces that of labels.
+    for key in ("model.body.smpl", "--smpl"):
+        with pytest.raises(DataError, match=r"Register at smpl\.is\.tue.*SMPL_NEUTRAL\.pkl$"):
+            load_body(str(tmp_path / "SMPL_NEUTRAL.pkl"), key)
+    with pytest.raises(DataError, match=r"Register at smpl-x\.is\.tue.*SMPLX_NEUTRAL\.npz$"):
+        load_body(str(tmp_path / "SMPLX_NEUTRAL.npz"), "--smplx")
 
 
 def test_another_file_is_refused_with_what_it_has(tmp_path: Path) -> None:

@@ -69,13 +69,28 @@ def decode_image(data: bytes, name: str, shrink: Shrink | None = None) -> NDArra
             upright = image if turn is None else image.transpose(turn)
             return to_rgb(upright)
     except BROKEN as error:
-        reason, advice = str(error) or type(error).__name__, "Get the file again"
-        if isinstance(error, UnidentifiedImageError):
-            reason = f"its {len(data)} bytes are not a JPEG, PNG or WebP"
-            advice = "Save it as one of these"
-        raise DataError(
-            f"{name}: not a readable image ({reason}). {advice}, or remove it from the data set."
-        ) from error
+        raise _unreadable(name, error, len(data)) from error
+
+
+def upright_size(path: Path) -> tuple[int, int]:
+    """Return height and width of what `decode_image` returns, by the header of a file alone."""
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            width, height = image.size
+            is_sideways = _UPRIGHT.get(_orientation(image)) in _SIDEWAYS
+            return (width, height) if is_sideways else (height, width)
+    except BROKEN as error:
+        raise _unreadable(str(path), error, path.stat().st_size) from error
+
+
+def _unreadable(name: str, error: Exception, size: int) -> DataError:
+    reason, advice = str(error) or type(error).__name__, "Get the file again"
+    if isinstance(error, UnidentifiedImageError):
+        reason = f"its {size} bytes are not a JPEG, PNG or WebP"
+        advice = "Save it as one of these"
+    return DataError(
+        f"{name}: not a readable image ({reason}). {advice}, or remove it from the data set."
+    )
 
 
 def _reduce(image: Image.Image, shrink: Shrink, is_sideways: bool) -> None:

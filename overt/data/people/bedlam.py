@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from overt.data.people.human_data import SMPLX_SHAPES, HumanData
 from overt.errors import DataError
+from overt.files.pickles import safe_globals
 
 PICTURES = "png"  # the published folder of the pictures, below that of the data set
 
@@ -65,9 +67,14 @@ def _load(file: Path) -> Mapping[str, Any]:
             "folder that holds the data sets, or the source's annotations to the file"
         )
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([*safe_globals()]):
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # junk stops the unpickler with almost any, such as KeyError
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        text = str(error) or type(error).__name__
+        named = re.search(r"GLOBAL ([\w.]+)", text)
+        # Without torch's advice to switch its safety off.
+        text = text.partition("WeightsUnpickler error:")[2].strip() or text
+        reason = f"it asks for {named[1]}" if named else text.splitlines()[0]
         raise DataError(
             f"{file}: not a dictionary of torch.save with plain values ({reason}); nothing of it "
             "was run. For .npz files of MMHuman3D use layout=humandata."
@@ -80,7 +87,7 @@ def _load(file: Path) -> Mapping[str, Any]:
 
 def _picture_names(content: Mapping[str, Any], file: Path) -> list[str]:
     """Return paths of the pictures, below the folder of their sequence where that is given."""
-    names = _words(content, "img_fn", file)
+    names = [name.replace("\\", "/") for name in _words(content, "img_fn", file)]  # of Windows
     if not names:
         raise DataError(f"{file}: it has no rows: img_fn is empty")
     if "sequence_name" in content:
@@ -95,6 +102,8 @@ def _picture_names(content: Mapping[str, Any], file: Path) -> list[str]:
 
 def _words(content: Mapping[str, Any], name: str, file: Path) -> list[str]:
     value = content[name]
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        value = value.tolist()
     if not isinstance(value, list | tuple):
         raise DataError(f"{file}: {name} is a {type(value).__name__}; expected a list of names")
     return [str(word) for word in value]
@@ -113,11 +122,19 @@ def _rows(
     value = content[name]
     try:
         if isinstance(value, list | tuple):
-            array = np.stack([np.asarray(row, dtype=np.float32) for row in value])
+            array = np.stack([_numbers(row) for row in value])
         else:
-            array = np.asarray(value, dtype=np.float32)
+            array = _numbers(value)
         return array.reshape(len(array), *shape)
     # Text, a single number, rows of different or of the wrong length.
     except (ValueError, TypeError, RuntimeError) as error:
         expected = "numbers for each person" if shape == (-1,) else str(("N", *shape))
         raise DataError(f"{file}: {name} is not usable ({error}); expected {expected}") from None
+
+
+def _numbers(value: Any) -> NDArray[np.float32]:
+    """Return a tensor, which may have a gradient or a type that numpy lacks, or an array."""
+    import torch
+
+    plain = value.detach().float() if isinstance(value, torch.Tensor) else value
+    return np.asarray(plain, dtype=np.float32)

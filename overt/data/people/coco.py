@@ -199,16 +199,21 @@ def _id(value: Any) -> str:
 
 def _key(name: str) -> str:
     """Return what names of one picture have in common; an image_id may have dots, and no suffix."""
-    path = Path(name)
+    path = _path(name)
     stem = path.stem if path.suffix.lower() in PICTURES else path.name
     return (stem.lstrip("0") or "0") if stem.isdecimal() else stem
+
+
+def _path(name: str) -> Path:
+    """Return the path of a name, which may have been written on Windows."""
+    return Path(name.replace("\\", "/"))
 
 
 def _nearest_names(names: list[str], picture: Path) -> list[str]:
     """Return the names that have most of their last parts in common with a picture."""
 
     def agreement(name: str) -> int:
-        pairs = zip(reversed(Path(name).parts), reversed(picture.absolute().parts), strict=False)
+        pairs = zip(reversed(_path(name).parts), reversed(picture.absolute().parts), strict=False)
         count = 0
         for part, other in pairs:
             if part != other:

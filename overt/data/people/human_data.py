@@ -298,7 +298,12 @@ def _parameters(path: Path, group: str, value: Any) -> dict[str, Array]:
         # Bodies are the neutral ones: if shapes are given for these too, they are used.
         stored = f"{name}_neutral" if f"{name}_neutral" in value else name
         if stored in value:
-            rows = _stack(value[stored])
+            try:
+                rows = _stack(value[stored])
+            except (ValueError, TypeError) as error:  # text, one number, rows of different lengths
+                raise DataError(
+                    f"{path}: {group}/{name} is not usable ({error}); expected {('N', *shape)}"
+                ) from None
             try:
                 columns[f"{group}/{name}"] = rows.reshape(len(rows), *shape)
             except ValueError:

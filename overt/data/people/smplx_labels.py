@@ -7,6 +7,8 @@ B people, V vertices of SMPL-X.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -220,6 +222,7 @@ def convert_labels(
 
     Rows without a label (has_smpl=0) are not fitted: their labels in OUT are NaN, their errors are
     masked. Fitted rows are kept in OUT.parts until all are done: an interrupted call resumes there.
+    Parts of other labels, files or options are fitted again.
     """
     if out.resolve() == source.resolve():
         raise DataError(f"{out}: name another file; the labels of SMPL stay as they are")
@@ -228,16 +231,16 @@ def convert_labels(
     is_labeled = labeled_rows(data)
     _check_labels(data, is_labeled)
     folder = out.with_name(out.name + PARTS_SUFFIX)
-    folder.mkdir(parents=True, exist_ok=True)
     converter = Converter(options, device)
-    parts = []
+    folder.mkdir(parents=True, exist_ok=True)
+    parts, mark = [], _mark_of(source, options)
     for first in range(0, len(data), options.batch):
         rows = np.arange(first, min(first + options.batch, len(data)))
         fitted_rows = rows[is_labeled[rows]]
         last = first + len(rows)
-        path = folder / f"{first:08d}_{last:08d}.npz"
+        path = folder / f"{mark}_{first:08d}_{last:08d}.npz"
         part = _read_part(path)
-        if part is None or len(part.get("error_mm", ())) != len(fitted_rows):
+        if part is None:
             part = converter.convert(data, fitted_rows) if len(fitted_rows) else {}
             _write_part(path, part)
         parts.append(part)
@@ -253,6 +256,19 @@ def convert_labels(
         path.unlink()
     folder.rmdir()
     return errors
+
+
+def _mark_of(source: Path, options: FitOptions) -> str:
+    """Return what tells parts of one fit from those of another: its files and iterations."""
+    given: list[object] = [options.iterations]
+    for name in (source, options.smpl, options.smplx, options.transfer, options.vertices):
+        file = Path(name or "")
+        if not file.is_file():  # none, or a body by name
+            given.append(name)
+            continue
+        state = file.stat()
+        given += [str(file.resolve()), state.st_size, state.st_mtime_ns]
+    return hashlib.sha256(json.dumps(given).encode()).hexdigest()[:12]
 
 
 def _read_part(path: Path) -> dict[str, NDArray[np.float32]] | None:

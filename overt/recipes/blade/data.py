@@ -241,3 +241,14 @@ def open_evaluation(
         evaluation.dataset, protocol.annotations, protocol.images, 1.0, protocol.layout, is_portrait
     )
     return People(source, settings, body, root, needs_pose)
+
+
+def scored_count(people: People, evaluation: EvaluationSettings) -> int:
+    """Return how many people are scored: the first ones."""
+    return min(len(people), evaluation.max_samples or len(people))
+
+
+def check_scored_pictures(people: People, evaluation: EvaluationSettings) -> None:
+    """Reject missing and unreadable pictures before the first step, not at an evaluation."""
+    for row in range(scored_count(people, evaluation)):
+        people.picture_size(row)

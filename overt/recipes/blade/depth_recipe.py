@@ -16,11 +16,13 @@ from overt.recipes.blade.config import CONV, DepthNetSettings
 from overt.recipes.blade.data import (
     DepthBatch,
     DepthSource,
+    check_scored_pictures,
     collate_depth,
     depth_crop,
     make_evaluation_data,
     open_evaluation,
     open_training,
+    scored_count,
 )
 from overt.recipes.blade.depthnet import DepthNet
 from overt.recipes.blade.dpt import DepthAnything
@@ -108,7 +110,8 @@ class DepthNetRecipe(Recipe):
     def check_evaluation_data(self) -> None:
         settings = self.settings
         make_evaluation_data(settings.data, settings.evaluation)
-        open_evaluation(settings.data, settings.evaluation, settings.model.body, False)
+        people = open_evaluation(settings.data, settings.evaluation, settings.model.body, False)
+        check_scored_pictures(people, settings.evaluation)
 
     def evaluate(self, model: DepthNet, world: World) -> dict[str, float]:
         return summarize(self.evaluate_rows(model, world))
@@ -120,7 +123,7 @@ class DepthNetRecipe(Recipe):
         make_evaluation_data(settings.data, settings.evaluation)
         people = open_evaluation(settings.data, settings.evaluation, settings.model.body, False)
         device = next(model.parameters()).device
-        count = min(len(people), settings.evaluation.max_samples or len(people))
+        count = scored_count(people, settings.evaluation)
 
         def score(chosen: range) -> list[Row]:
             crops = [

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from overt.data.images.decode import decode_image, read_file
+from overt.data.images.decode import decode_image, read_file, upright_size
 from overt.data.people.bedlam import read_bedlam
 from overt.data.people.conventions import CONVENTIONS, limb_columns, names_of
 from overt.data.people.crops import box_square, keypoint_square
@@ -94,7 +94,7 @@ class People:
         self.name, self.whole_image = source.name, source.whole_image
         self.images = root / source.images
         self.dropped_folder = DROPPED_FOLDERS.get(source.name)
-        self.body = body
+        self.settings, self.body = settings, body
         path = root / source.annotations
         if source.layout == "bedlamcc":
             data = read_bedlam(path, self.images)
@@ -106,7 +106,8 @@ class People:
         if "pelvis" not in data:
             require_labels(data)
         self.data = self._usable(_labeled(data), settings.drop_bad_rows)
-        self.limbs = limbs_of(self.data, settings)
+        if needs_pose:
+            _ = self.limbs  # names missing keypoints now
         if "pelvis" not in data and not (data.has("smplx") and "smplx/transl" in data):
             assert self.hips  # names missing files of SMPL now
         first = self.picture_path(0)
@@ -123,7 +124,8 @@ class People:
 
     def _usable(self, data: HumanData, drop: bool) -> HumanData:
         """Return all usable rows; reject unusable ones unless the user asked to drop them."""
-        bad: dict[int, str] = {}
+        nameless = np.nonzero(data.columns["image_path"] == "")[0].tolist()
+        bad = dict.fromkeys(nameless, "names no picture (image_path is empty)")
         if "bbox_xywh" in data and not self.whole_image:
             boxes = data.columns["bbox_xywh"]
             for row in bad_boxes(data).tolist():
@@ -158,7 +160,8 @@ class People:
         return len(self.data)
 
     def picture_path(self, row: int) -> Path:
-        name = Path(str(self.data.columns["image_path"][row]).lstrip("/"))
+        stored = str(self.data.columns["image_path"][row])
+        name = Path(stored.replace("\\", "/").lstrip("/"))  # it may come from Windows
         if self.dropped_folder is not None:
             parts = [part for part in name.parts[:-1] if part != self.dropped_folder]
             name = Path(*parts, name.name)
@@ -166,13 +169,21 @@ class People:
 
     def picture(self, row: int) -> Picture:
         """Return the pixels (H, W, 3) of a row."""
+        path = self._existing(row)
+        return decode_image(read_file(path), str(path))
+
+    def picture_size(self, row: int) -> tuple[int, int]:
+        """Return height and width of the picture, by the header of its file alone."""
+        return upright_size(self._existing(row))
+
+    def _existing(self, row: int) -> Path:
         path = self.picture_path(row)
         if not path.is_file():
             raise DataError(
                 f"{path}: listed in {self.data.path} (row {row}) but missing; get the pictures "
                 "again, or remove the row"
             )
-        return decode_image(read_file(path), str(path))
+        return path
 
     def square(self, row: int, image_size: tuple[int, int]) -> tuple[tuple[float, float], float]:
         """Return center and side of the square around the person."""
@@ -228,6 +239,11 @@ class People:
             )
         with Image.open(path) as image:
             return np.asarray(image, dtype=np.float32) / np.float32(1000)
+
+    @cached_property
+    def limbs(self) -> list[int] | None:
+        """Return the columns of the limb joints, which only PoseNet's training reads."""
+        return limbs_of(self.data, self.settings)
 
     @cached_property
     def root(self) -> RootJoint:

@@ -23,6 +23,7 @@ from overt.recipes.blade.config import PoseNetSettings
 from overt.recipes.blade.data import (
     PoseBatch,
     PoseSource,
+    check_scored_pictures,
     collate_pose,
     make_evaluation_data,
     open_evaluation,
@@ -37,7 +38,7 @@ from overt.recipes.blade.live import LiveBatch, LivePeople, LiveRenderer, collat
 from overt.recipes.blade.loss import Bodies, Weights, pose_distances, pose_losses
 from overt.recipes.blade.metric_mesh import MetricMesh
 from overt.recipes.blade.people import require_scored
-from overt.recipes.blade.pose_scores import Scorer, draw_people
+from overt.recipes.blade.pose_scores import Scorer, check_scored_masks, draw_people
 from overt.recipes.blade.posenet import PoseNet, PoseOutput
 from overt.recipes.blade.silhouette import silhouette_errors, true_silhouettes
 from overt.tasks import PersonEstimate
@@ -177,6 +178,8 @@ class PoseNetRecipe(Recipe):
         require_scored(people.data)
         body = self.body(torch.device("cpu"))
         MetricMesh(body, settings.model.body, people.data.has("smplx"))
+        check_scored_pictures(people, settings.evaluation)
+        check_scored_masks(people, settings.evaluation)
 
     def evaluate(self, model: PoseNet, world: World) -> dict[str, float]:
         return summarize(self.evaluate_rows(model, world))

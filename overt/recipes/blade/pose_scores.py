@@ -32,8 +32,8 @@ from overt.recipes.blade.camera import (
     pelvis_relative,
     solve_camera,
 )
-from overt.recipes.blade.config import PoseNetSettings
-from overt.recipes.blade.data import depth_crop, whole_crop
+from overt.recipes.blade.config import EvaluationSettings, PoseNetSettings
+from overt.recipes.blade.data import depth_crop, scored_count, whole_crop
 from overt.recipes.blade.estimate import limb_pixels
 from overt.recipes.blade.evaluation import depth_row
 from overt.recipes.blade.metric_mesh import MetricMesh
@@ -80,7 +80,7 @@ class Scorer:
     def rows(self, world: World) -> list[dict[str, Any]]:
         """Return a row for each person, starting with its picture's name."""
         evaluation = self.settings.evaluation
-        count = min(len(self.people), evaluation.max_samples or len(self.people))
+        count = scored_count(self.people, evaluation)
         rows = score_batches(world, count, evaluation.batch_size, self.score)
         names = [str(self.people.data.columns["image_path"][row]) for row in range(count)]
         return with_names(names, rows)
@@ -360,6 +360,17 @@ def read_mask(path: Path, image_size: tuple[int, int]) -> NDArray[np.bool_]:
     if not mask.any():
         raise DataError(f"{path}: the mask is black, without a person; draw it, or remove it")
     return mask
+
+
+def check_scored_masks(people: People, evaluation: EvaluationSettings) -> None:
+    """Reject masks that do not fit their pictures before the first step, not at an evaluation."""
+    if "K" not in people.data and "focal_length" not in people.data:
+        return  # without a true camera none is solved
+    masks = MaskFiles(people)
+    for row in range(scored_count(people, evaluation)):
+        path = masks.path(people.picture_path(row))
+        if path is not None:
+            read_mask(path, people.picture_size(row))
 
 
 def shrunk_mask(

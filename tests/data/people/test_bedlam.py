@@ -63,13 +63,41 @@ def test_both_forms_of_bedlam_are_read(tmp_path: Path) -> None:
 def test_pictures_are_found_in_the_published_folder(tmp_path: Path) -> None:
     path = tmp_path / "bedlamcc.npz"
     names = ["seq_000123/seq_000123_0007.png", "/where/it/was/made/png/seq_000124/a.png"]
-    torch.save({"img_fn": names, "pelvis_camcoord": torch.ones(2, 3, 1)}, path)
+    windows = [names[0].replace("/", "\\"), names[1]]
+    torch.save({"img_fn": windows, "pelvis_camcoord": torch.ones(2, 3, 1)}, path)
     images = tmp_path / "bedlamcc"
     images.mkdir()
     assert read_bedlam(path, images).columns["image_path"].tolist() == names
     (images / "png").mkdir()
     found = read_bedlam(path, images).columns["image_path"].tolist()
     assert found == ["png/seq_000123/seq_000123_0007.png", "png/seq_000124/a.png"]
+
+
+def test_arrays_of_numpy_are_read(tmp_path: Path) -> None:
+    """Scripts save labels as they have them: names, numbers and tensors of other types."""
+    path = tmp_path / "bedlamcc.npz"
+    content = {
+        "img_fn": np.array(["seq/0.png", "seq/1.png"]),
+        "focal_length": [np.float64(60.0), np.float64(61.0)],
+        "center": np.full((2, 2), 20.0),
+        "scale": torch.full((2,), 10.0, requires_grad=True),
+        "pelvis_camcoord": np.asfortranarray(np.arange(6.0).reshape(2, 3, 1)),
+        "betas": [torch.ones(1, 10, dtype=torch.bfloat16)] * 2,
+    }
+    torch.save(content, path)
+    data = read_bedlam(path)
+    assert data.columns["image_path"].tolist() == ["seq/0.png", "seq/1.png"]
+    assert data.columns["focal_length"].tolist() == [[60.0], [61.0]]
+    assert data.columns["bbox_xywh"].tolist() == [[15.0, 15.0, 10.0, 10.0, 1.0]] * 2
+    assert data.columns["pelvis"].tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert (data.columns["smplx/betas"] == 1).all()
+
+
+def test_what_a_file_asks_for_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "bedlamcc.npz"
+    torch.save({"img_fn": [Path("a.png")]}, path)
+    with pytest.raises(DataError, match=r"plain values \(it asks for pathlib[\w.]*\); nothing"):
+        read_bedlam(path)
 
 
 def test_bedlam_without_a_depth_is_refused(tmp_path: Path) -> None:

@@ -197,6 +197,18 @@ def test_people_are_found_by_the_name_of_their_picture(tmp_path: Path) -> None:
         people(tmp_path, results, "nobody.jpg")
 
 
+def test_names_may_have_the_separators_of_windows(tmp_path: Path) -> None:
+    rows = [
+        {"file_name": "C:\\photos\\train\\pair.jpg", "bbox": [3, 3, 9, 9]},
+        {"file_name": "test\\pair.jpg", "bbox": [4, 4, 9, 9]},
+    ]
+    path = tmp_path / "people.json"
+    path.write_text(json.dumps(rows))
+    pictures = [Path("test/pair.jpg"), Path("here/train/pair.jpg")]
+    found = read_detections(path, pictures)
+    assert [[row.index for row in people] for people in found] == [[1], [0]]
+
+
 def test_annotations_name_pictures_and_categories(tmp_path: Path) -> None:
     content = {
         "images": [{"id": 7, "file_name": "street.jpg"}, {"id": 8, "file_name": "nobody.jpg"}],

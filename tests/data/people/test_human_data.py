@@ -236,6 +236,25 @@ def test_whole_and_fitted_tensors_are_read(tmp_path: Path) -> None:
         np.testing.assert_array_equal(data.columns[name], column)
 
 
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (None, "'NoneType' object is not iterable"),
+        (3.0, "'float' object is not iterable"),
+        ("text", "could not convert string to float: 't'"),
+        ([], "need at least one array to stack"),
+        ([np.zeros(3)] * 4 + [np.zeros(2)], "all input arrays must have the same shape"),
+    ],
+)
+def test_labels_that_are_no_rows_are_named(tmp_path: Path, value: object, problem: str) -> None:
+    path = tmp_path / "people.npz"
+    known = columns()
+    labels = {name.partition("/")[2]: column for name, column in known.items() if "smplx/" in name}
+    np.savez(path, image_path=known["image_path"], smplx=np.array(labels | {"transl": value}))
+    with pytest.raises(DataError, match=rf"people\.npz: smplx/transl is not usable \({problem}\)"):
+        HumanData.load(path)
+
+
 class Evil:
     def __reduce__(self) -> tuple[object, ...]:
         return (Path.touch, (Path("evil"),))

@@ -4,6 +4,7 @@ import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,7 +134,11 @@ def test_of_a_surface_that_no_smplx_has_the_residual_is_reported(
     assert np.abs(columns["smplx/body_pose"][:, :19] - known).mean() < 0.05
 
 
-def test_an_interrupted_fit_goes_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("changed", ["nothing", "labels", "body", "transfer", "iterations"])
+def test_an_interrupted_fit_goes_on(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    """What other labels, files or options gave is fitted again."""
     calls: list[np.ndarray] = []
 
     def convert(self: Converter, data: HumanData, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -149,18 +154,30 @@ def test_an_interrupted_fit_goes_on(root: Path, monkeypatch: pytest.MonkeyPatch)
         }
 
     known = real_files.of_smpl(real_files.rendered(root / "more", count=4, size=16))
-    real_files.write_annotations(root / "four.npz", known)
+    source, out = tmp_path / "four.npz", tmp_path / "four_smplx.npz"
+    real_files.write_annotations(source, known)
     monkeypatch.setattr(Converter, "convert", convert)
     monkeypatch.setattr(Converter, "__init__", lambda self, options, device: None)
-    arguments = (
-        root / "four.npz", root / "four_smplx.npz", options(root, batch=1), torch.device("cpu"),
-    )  # fmt: skip
+    chosen = options(root, batch=1)
     with pytest.raises(KeyboardInterrupt):
-        convert_labels(*arguments)
-    errors = convert_labels(*arguments)
+        convert_labels(source, out, chosen, torch.device("cpu"))
+    other: dict[str, Any] = {
+        "body": {"smpl": chosen.transfer},  # any other file
+        "transfer": {"transfer": chosen.smpl},
+        "iterations": {"iterations": 9},
+    }
+    if changed == "labels":
+        known["smpl/transl"] += 1
+        real_files.write_annotations(source, known)
+    if changed != "nothing":  # all four are due, of which the third is interrupted again
+        chosen = replace(chosen, **other.get(changed, {}))
+        with pytest.raises(KeyboardInterrupt):
+            convert_labels(source, out, chosen, torch.device("cpu"))
+    errors = convert_labels(source, out, chosen, torch.device("cpu"))
     assert [int(rows[0]) for rows in calls] == [2, 3]
     assert len(errors) == 4
-    columns = HumanData.load(root / "four_smplx.npz").columns
+    assert not out.with_name("four_smplx.npz.parts").exists()
+    columns = HumanData.load(out).columns
     assert columns["smplx/betas"][:, 0].tolist() == [0, 1, 2, 3]
 
 
@@ -185,11 +202,12 @@ def test_rows_without_a_label_are_not_fitted(root: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Converter, "convert", convert)
     monkeypatch.setattr(Converter, "__init__", lambda self, options, device: None)
-    # A part of other rows, as an earlier version left it, is fitted again.
+    # A part that an earlier version left is ignored, and removed.
     parts = root / "rows_smplx.npz.parts"
     parts.mkdir()
     np.savez(parts / "00000000_00000001.npz", error_mm=np.zeros(3, np.float32))
     errors = convert_labels(source, out, options(root, batch=1), torch.device("cpu"))
+    assert not parts.exists()
     assert fitted == [0, 2, 3]
     assert (float(errors.mean()), int(errors.argmax())) == (pytest.approx(5 / 3), 3)
     columns = HumanData.load(out).columns

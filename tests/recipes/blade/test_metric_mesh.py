@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import real_files
 import torch
+from PIL import Image
 from small_recipes import SMALL_BLADE, stage_one
 
 from overt.distributed import init_distributed
@@ -82,6 +83,42 @@ def test_a_published_protocol_is_scored(root: Path, dataset: str) -> None:
     assert not (camera | helped) - expected & set(scores)
     table = SMALL_BLADE["posenet"].recipe(root).score_table(people, scores)
     assert ("mIoU (true mask)" in table) == (dataset == "spec_mtp_p3")
+
+
+@pytest.mark.parametrize(
+    ("stage", "damage", "message"),
+    [
+        ("posenet", "picture", r"000001\.jpg: listed in .*p5\.npz \(row 1\) but missing"),
+        ("depthnet", "picture", r"000001\.jpg: listed in .*p5\.npz \(row 1\) but missing"),
+        ("posenet", "text", r"000001\.jpg: not a readable image"),
+        ("posenet", "size", r"000001\.png: the mask has 16 x 32 pixels, its picture 32 x 32"),
+        ("posenet", "black", r"000001\.png: the mask is black"),
+    ],
+)
+def test_every_scored_file_is_opened_before_the_first_step(
+    root: Path, tmp_path: Path, stage: str, damage: str, message: str
+) -> None:
+    """Not at the first evaluation, hours into a run; of rows that are not scored nothing is."""
+    protocol = PROTOCOLS["pdhuman_p5"]
+    for folder in ("preprocessed_datasets", protocol.images):
+        shutil.copytree(root / folder, tmp_path / folder)
+    images = tmp_path / protocol.images
+    picture, mask = images / "imgs" / "000001.jpg", images / "masks" / "000001.png"
+    if damage == "picture":
+        picture.unlink()
+    elif damage == "text":
+        picture.write_text("not found")
+    else:
+        Image.new("L", (16, 32) if damage == "size" else (32, 32)).save(mask)
+    words = [f"evaluation.dataset_root={tmp_path}", *overrides(root, "pdhuman_p5")]
+    with pytest.raises(DataError, match=message):
+        SMALL_BLADE[stage].recipe(root, *only(words, stage)).check_evaluation_data()
+    words.append("evaluation.max_samples=1")
+    SMALL_BLADE[stage].recipe(root, *only(words, stage)).check_evaluation_data()
+
+
+def only(words: list[str], stage: str) -> list[str]:
+    return [word for word in words if stage == "posenet" or "depthnet_checkpoint" not in word]
 
 
 def test_bedlamcc_is_scored(root: Path) -> None:

@@ -151,6 +151,18 @@ def test_absent_pictures_are_named(root: Path, settings: DataSettings) -> None:
     known["image_path"][3] = "imgs/gone.jpg"
     with pytest.raises(DataError, match=r"gone\.jpg: listed in .*\(row 3\) but missing"):
         people(root, settings, known).picture(3)
+    known = columns(root)
+    for row in (1, 0):
+        known["image_path"][row] = ""
+        with pytest.raises(DataError, match=rf"row {row} \(\) names no picture"):
+            people(root, settings, known)
+
+
+def test_paths_may_have_the_separators_of_windows(root: Path, settings: DataSettings) -> None:
+    known = columns(root)
+    expected = people(root, settings).picture(2)
+    known["image_path"] = np.char.replace(known["image_path"], "/", "\\")
+    np.testing.assert_array_equal(people(root, settings, known).picture(2), expected)
 
 
 def test_missing_labels_are_named(root: Path, settings: DataSettings) -> None:
@@ -175,7 +187,7 @@ def real(root: Path, settings: DataSettings, **changed: object) -> People:
     """People in a file as MMHuman3D writes it, labeled with SMPL."""
     known = real_files.of_smpl(columns(root))
     more = {name: value for name, value in changed.items() if isinstance(value, np.ndarray)}
-    real_files.write_annotations(root / "preprocessed_datasets" / "real.npz", known | more)
+    real_files.write_annotations(root / "preprocessed_datasets" / "real.npz", known, **more)
     name = str(changed.get("name", "x"))
     source = SourceSettings(name, "preprocessed_datasets/real.npz", "datasets/people_train", 1.0)
     body = BodySettings("none.npz", None, *(str(root / "bodies" / name) for name in BODIES))
@@ -196,7 +208,27 @@ def test_real_files_of_190_points_are_read_by_name(root: Path, settings: DataSet
         assert 0.01 < np.linalg.norm(found.pelvis(row) - rendered.pelvis(row)) < 0.12
     wrong = DataSettings(**{**vars(settings), "keypoint_convention": "coco"})
     with pytest.raises(DataError, match=r"190 points, but data\.keypoint_convention=coco"):
-        real(root, wrong)
+        real(root, wrong).limb_keypoints(0)
+
+
+def test_only_posenet_needs_the_names_of_key_points(root: Path, settings: DataSettings) -> None:
+    """DepthNet and evaluations read boxes: points of any convention, or without knees, are fine."""
+    if not (root / "bodies").exists():
+        real_files.write_bodies(root / "bodies")
+    wide, mask = real_files.human_data_keypoints(columns(root)["keypoints2d"])
+    mask[[4, 5]] = 0  # the knees
+    source = SourceSettings("x", "preprocessed_datasets/real.npz", "datasets/people_train", 1.0)
+    body = BodySettings(str(root / "bodies" / "SMPLX_NEUTRAL.npz"), None, None, None, None)
+    for points, known, message in (
+        (wide[:, mask > 0], mask, "keypoints2d has no left_knee, right_knee"),
+        (wide[:, :49], np.ones(49), "keypoints2d has 49 points, which fits none"),
+    ):
+        stored = {"keypoints2d": points, "keypoints2d_mask": known}
+        assert len(real(root, settings, **stored)) == 4
+        annotations = root / source.annotations
+        real_files.write_annotations(annotations, columns(root), **stored)
+        with pytest.raises(DataError, match=message):
+            People(source, settings, body, root, needs_pose=True)
 
 
 def test_the_hips_come_from_the_extra_joints_alone(root: Path) -> None:
