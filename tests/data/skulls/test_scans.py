@@ -79,7 +79,7 @@ def test_a_damaged_or_single_dicom_image_is_named(tmp_path: Path) -> None:
     series = generate_uid()
     for height in range(6):
         write_slice(tmp_path / f"{height}", series, height, OBLIQUE)
-    with pytest.raises(DataError, match="4 is not a readable scan; .* give its folder"):
+    with pytest.raises(DataError, match=r"4 is not a readable scan; .* give its folder"):
         scans.read_scan(tmp_path / "4")
     path = tmp_path / "4"
     path.write_bytes(path.read_bytes()[:-9])
