@@ -30,7 +30,7 @@ def quoted(text: str, mark: str = "'") -> str:
     except HydraException:  # such as a letter that is not ASCII, or a parenthesis
         pass
     # Backslashes count only where a quote follows them.
-    escaped = re.sub(rf"(\\*)({mark}|$)", lambda found: _escape(found[1], found[2]), text)
+    escaped = re.sub(rf"(\\*)({mark}|$)", lambda end: _escape(end[1], end[2]), text)
     return f"{mark}{escaped}{mark}"
 
 
