@@ -330,6 +330,8 @@ def read_dicom(folder: Path) -> Volume:
     for path in chosen.paths:
         try:
             slices.append(pydicom.dcmread(path))
+            if "ImagePositionPatient" not in slices[-1]:  # it was in the header
+                raise ValueError("its compressed pixels end early")
         except Exception as error:  # a header that was readable, and damaged pixels
             raise DataError(f"{path}: this DICOM image cannot be read ({error})") from error
     return stack_slices(slices, folder)

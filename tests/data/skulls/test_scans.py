@@ -85,6 +85,13 @@ def test_a_damaged_or_single_dicom_image_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match="4: its pixels cannot be read"):
         scans.read_scan(tmp_path)
+    write_slice(path, series, 4, OBLIQUE)
+    packed = pydicom.dcmread(path)
+    packed.compress(pydicom.uid.RLELossless)
+    packed.save_as(path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="4: this DICOM image cannot be read"):
+        scans.read_scan(tmp_path)
 
 
 def test_a_tilted_gantry_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
