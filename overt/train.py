@@ -72,7 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{paint(type(error).__name__, 'red', sys.stderr)}: {error}", file=sys.stderr)
         return exit_code_of(error)
     except KeyboardInterrupt as stopped:
-        print("\ninterrupted; the same command resumes from the last checkpoint", file=sys.stderr)
+        print(
+            "\ninterrupted; the same command resumes from the last checkpoint; "
+            "without one, it starts over",
+            file=sys.stderr,
+        )
         return exit_code_of(stopped)
 
 

@@ -157,4 +157,6 @@ def test_an_interruption_ends_in_words(
     monkeypatch.setattr("overt.engine.trainer.Trainer.train", interrupted)
     words = ["recipe=toy", f"output_dir={tmp_path}", "--package", str(TOY)]
     assert main(words) == 130
-    assert "resumes from the last checkpoint" in capsys.readouterr().err
+    assert (
+        "resumes from the last checkpoint; without one, it starts over" in capsys.readouterr().err
+    )

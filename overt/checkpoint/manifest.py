@@ -83,7 +83,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         with (folder / MANIFEST).open("rb") as file:
             manifest = json.loads(file.read(LARGEST_MANIFEST))
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} has no {MANIFEST}: not a checkpoint of overt") from None
+        raise CheckpointError(
+            f"{folder} has no {MANIFEST}: not a checkpoint of overt{_checkpoint_of_run(folder)}"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder / MANIFEST} cannot be read: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("sha256") != hash_of(manifest):
@@ -96,6 +98,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not _is_well_formed(manifest):
         raise CheckpointError(f"{folder / MANIFEST} was not written by overt: keys or types differ")
     return manifest
+
+
+def _checkpoint_of_run(folder: Path) -> str:
+    """Return a hint where this is the folder of a run."""
+    candidates = [folder / "checkpoints" / name for name in ("best", "latest")]
+    hints = [f"; did you mean {path}?" for path in candidates if (path / MANIFEST).is_file()]
+    return "".join(hints[:1])
 
 
 def hash_of(manifest: Mapping[str, Any]) -> str:

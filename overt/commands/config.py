@@ -66,7 +66,7 @@ def _list_groups(options: argparse.Namespace) -> None:
 def _explain(options: argparse.Namespace, has_recipe: bool) -> None:
     """Print meaning, value and advice of a key, of a section, or of all."""
     if has_recipe or options.overrides:
-        config = load(options.overrides, options.config, options.package)
+        config = load(options.overrides, options.config, options.package, needs_data=False)
         schema, values = schema_of(config), OmegaConf.create(config.text)
     else:  # the engine's own keys need no recipe
         hints = get_type_hints(Schema).items()

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from overt.checkpoint.trained import shipped_weights
+from overt.config.overrides import quoted
 from overt.errors import OvertError, error_of
 from overt.run.reader import read_rows
 from overt.tracker import SHIPPED
@@ -58,8 +59,9 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(options.folder)
     run = folder / RECIPE
     began = time.perf_counter()
-    words = [f"recipe={RECIPE}", f"output_dir={folder}", f"data.root={folder / 'data'}"]
-    words += [f"checkpoint.init_from={os.path.relpath(shipped_weights(RECIPE))}"]
+    data, weights = str(folder / "data"), os.path.relpath(shipped_weights(RECIPE))
+    words = [f"recipe={RECIPE}", f"output_dir={quoted(str(folder))}", f"data.root={quoted(data)}"]
+    words += [f"checkpoint.init_from={quoted(weights)}"]
     show("train", [*words, *TASK, *options.overrides])
     show("evaluate", [f"checkpoint={run / 'checkpoints' / 'best'}"])
     show("report", [str(run)])
@@ -77,7 +79,7 @@ def show_photographs(folder: Path) -> None:
         clip = ["--videos", "1", "--seed", "3"]
         show("data", ["photographs", str(folder), str(PHOTOGRAPHS), *clip])
     words = [f"recipe={SHIPPED}", f"checkpoint={shipped_weights(SHIPPED)}"]
-    words += [f"evaluation.dataset_root={folder}", f"output={folder / 'scores'}"]
+    words += [f"evaluation.dataset_root={quoted(str(folder))}", f"output={folder / 'scores'}"]
     baselines = ["--baselines"] if find_spec("cv2") else []
     show("evaluate", [*words, *baselines])
 

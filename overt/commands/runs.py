@@ -66,7 +66,8 @@ def as_words(run: Run) -> tuple[str, ...]:
     status = run.status()
     left = text.left(run) if status == "running" else ""
     name = run.path.resolve().name if run.name == "." else run.name
-    return name, status, text.progress(run), text.best(run), left, text.moment(run.last_sign)
+    sign = text.moment(run.last_sign) if run.sessions else ""
+    return name, status, text.progress(run), text.best(run), left, sign
 
 
 def as_table(rows: Sequence[tuple[str, ...]]) -> str:

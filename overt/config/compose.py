@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -22,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from overt.config.checked import Config, check, dotted_keys
 from overt.config.environment import allow_in
+from overt.config.overrides import parse_override
 from overt.config.plugins import installed_packages
 from overt.errors import ConfigError, nearest
 from overt.files.yaml_text import parse_yaml, read_yaml
@@ -211,23 +211,13 @@ def _fill_in(values: DictConfig) -> None:
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:
-    parsed = [_parse_one(text) for text in overrides]
+    parsed = [parse_override(text) for text in overrides]
     for item in parsed:
         if item.is_sweep_override():
             raise ConfigError(
                 f"{item.input_line} names several values; add -m to run one training for each"
             )
     return parsed
-
-
-def _parse_one(text: str) -> Override:
-    try:
-        return OverridesParser.create().parse_override(text)
-    except HydraException as error:
-        raise ConfigError(
-            f"cannot read {text!r} on the command line; write KEY=VALUE, for example "
-            f"training.num_steps=1000 ({str(error).splitlines()[0]})"
-        ) from error
 
 
 def _compose(overrides: list[str], search: list[Path], with_hydra: bool = False) -> DictConfig:
@@ -304,7 +294,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """`a=1,2 b=3` to [[a=1, b=3], [a=2, b=3]]: one list of overrides for each run of a sweep."""
     runs: list[list[str]] = [[]]
     for text in overrides:
-        item = _parse_one(text)
+        item = parse_override(text)
         if not item.is_sweep_override():
             runs = [[*run, text] for run in runs]
             continue

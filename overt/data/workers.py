@@ -154,6 +154,12 @@ def _in_words(pid: int | None, code: int | None) -> str:
         ended = "a loader worker died while it was started"
     elif code is not None and code < 0:
         ended = f"loader worker {pid} was killed by {signal.Signals(-code).name}"
+    elif code == 1:  # Python's, after an error
+        return (
+            f"loader worker {pid} ended with an error, which is printed above. Loader processes "
+            "import the script that trains: put what it does under `if __name__ == '__main__':`, "
+            "or set training.num_workers=0."
+        )
     else:
         ended = f"loader worker {pid} ended unexpectedly with exit code {code}"
     return (

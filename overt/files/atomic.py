@@ -48,6 +48,8 @@ def new_file(target: Path, durable: bool = False) -> Iterator[Path]:
 
     `durable` waits until the content is on the disk.
     """
+    if target.is_dir():  # said now, and not of the hidden file
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
     hidden = hidden_name(target)
     try:

@@ -48,6 +48,14 @@ def test_truncated_files_are_refused(tmp_path, kind, fraction):
         read_tensors(path)
 
 
+def test_the_folder_of_a_run_is_refused_with_its_checkpoint(tmp_path):
+    last = tmp_path / "run" / "checkpoints" / "latest"
+    last.mkdir(parents=True)
+    (last / "manifest.json").touch()
+    with pytest.raises(CheckpointError, match=r"did you mean .*/run/checkpoints/latest\?"):
+        read_tensors(tmp_path / "run")
+
+
 def test_what_is_no_checkpoint_is_refused(tmp_path):
     (tmp_path / "text").write_text("hello " * 50)
     torch.save([1, 2], tmp_path / "list.pt")

@@ -178,6 +178,17 @@ def test_mirror_and_interpolation_need_no_checkpoint(
     assert "--checkpoint is missing" in capsys.readouterr().err
 
 
+def test_an_output_that_is_a_file_is_refused_before_the_work(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    skull = str(folder / "skulls" / "defective_skull/parietotemporal/000.nrrd")
+    assert main(["complete", skull, "--mirror", "--out", str(tmp_path / "file")]) == 2
+    printed = capsys.readouterr()
+    assert "is a file; name a new or existing folder" in printed.err
+    assert not printed.out
+
+
 def test_what_would_have_no_effect_is_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

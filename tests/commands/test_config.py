@@ -97,3 +97,10 @@ def test_a_section_that_is_taken_away_is_named(
     said = capsys.readouterr().err
     assert f"~{group} removes the section {group}, which every run needs" in said
     assert f"{group}=NAME (" in said
+
+
+def test_keys_are_explained_before_the_data_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["config", "recipe=hjepa", "--explain", "data"]) == 0
+    assert "data.root = (data.root was not given)" in capsys.readouterr().out

@@ -18,15 +18,16 @@ def test_the_demo_runs_to_its_last_line(
         return subprocess.CompletedProcess(command, main(command[3:]))
 
     monkeypatch.setattr("overt.commands.demo.subprocess.run", run)
+    folder = tmp_path / "Vorführung 1"
     smaller = ["training.num_steps=1", "data.synthetic.count=3", "data.held_out=1"]
     smaller += ["training.num_workers=0", "evaluation.frames=5"]
     smaller += ["evaluation.points_per_sequence=32"]
     clip = ["--videos", "1", "--frames", "2", "--side", "64", "--points", "4"]
-    photographs = ["photographs", str(tmp_path / "photographs"), str(PHOTOGRAPHS)]
+    photographs = ["photographs", str(folder / "photographs"), str(PHOTOGRAPHS)]
     assert main(["data", *photographs, *clip]) == 0  # shorter than the one that it would make
-    assert main(["demo", "--folder", str(tmp_path), *smaller]) == 0
+    assert main(["demo", "--folder", str(folder), *smaller]) == 0
     printed = capfd.readouterr().out
-    run = tmp_path / "cotracker3_tiny"
+    run = folder / "cotracker3_tiny"
     for word in ("delta_avg", "AJ", "OA", "trained", "before", "static", "overt track"):
         assert word in printed
     for path in ("evaluation/tracks.png", "metrics.jsonl", "checkpoints/best/model.safetensors"):

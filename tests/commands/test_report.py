@@ -46,6 +46,7 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     for words, code, expected in (
         ([str(tmp_path)], 1, "is not a run folder"),
         ([str(run), str(run)], 2, "named twice"),
+        ([str(run), "--output", str(tmp_path)], 1, f"{tmp_path}: Is a directory"),
         ([str(run), "--pictures", "0"], 2, "--pictures=0; it must be at least 1"),
         ([str(run), "--pin", "los"], 2, "--pin los matches no metric of these runs (did you mean"),
         (["--serve", str(tmp_path / "none")], 1, "is not a directory"),

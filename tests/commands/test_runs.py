@@ -68,6 +68,15 @@ def test_rows_for_scripts(runs: Path, capsys: pytest.CaptureFixture[str]) -> Non
     }  # fmt: skip
 
 
+def test_a_run_without_a_line_has_no_last_sign(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "metrics.jsonl").touch()
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "1970" not in capsys.readouterr().out
+
+
 def test_one_run_and_none(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", str(runs / "old")]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[0] == "old"

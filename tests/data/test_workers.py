@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from fcntl import ioctl
+from pathlib import Path
 from struct import pack, unpack
 from termios import FIONREAD
 from types import ModuleType
@@ -15,6 +16,7 @@ from types import ModuleType
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from toy_runs import TOY
 
 from overt.config import load
 from overt.data import workers
@@ -132,3 +134,19 @@ def test_a_stopped_process_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPa
     items.close()
     select.select([ended], [], [])
     os.close(ended)
+
+
+def test_a_script_that_its_loaders_import_is_told_so(tmp_path: Path) -> None:
+    words = ["recipe=toy", f"output_dir={tmp_path}", "training.num_workers=1"]
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from overt import Trainer, init_distributed\n"
+        "from overt.config import build_recipe, load\n"
+        f"config = load({words}, packages=[{str(TOY)!r}])\n"
+        "Trainer(config, build_recipe(config), init_distributed('cpu')).train()\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "LoaderError: loader worker" in last
+    assert "put what it does under `if __name__ == '__main__':`" in last

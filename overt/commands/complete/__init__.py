@@ -20,14 +20,14 @@ from overt.commands.complete.options import (
 )
 from overt.commands.complete.result import Clock, facts_of, timing, write_clouds, write_volumes
 from overt.commands.complete.skull import Skull, axes_of, read_bone, read_skull
-from overt.errors import ConfigError, DataError
+from overt.errors import ConfigError, DataError, need_folder
 from overt.progress import shown
 
 
 def main(arguments: Sequence[str]) -> int:
     options = make_parser().parse_intermixed_args(arguments)
     clock = Clock()
-    folder = options.output or default_folder(options.scan)
+    folder = need_folder("--out", options.output or default_folder(options.scan))
     refuse_unused(options)
     if options.mirror or options.interpolate:
         return complete_untrained(options, folder, clock)

@@ -112,8 +112,8 @@ def refuse_unused(options: argparse.Namespace) -> None:
         given = [name for name in of_networks if getattr(options, name)]
         if given:
             raise ConfigError(
-                f"{method} needs no network, and {', '.join(given)} would have no effect; leave "
-                f"out {method}, or what belongs to a network"
+                f"{method} needs no network, and {', '.join(given)} would have no effect; drop "
+                f"{method}, or what belongs to a network"
             )
     if options.spacing is not None and options.scan.suffix.lower() != ".npy":
         raise ConfigError(

@@ -213,6 +213,7 @@ def _implants(options: argparse.Namespace) -> int:
     from overt.checkpoint.trained import load_model
     from overt.commands.arguments import configure_model
     from overt.config import build_recipe
+    from overt.config.overrides import quoted
     from overt.data.skulls.lists import SkullList
     from overt.data.skulls.prepare import save_cloud
     from overt.distributed import init_distributed
@@ -222,9 +223,9 @@ def _implants(options: argparse.Namespace) -> int:
 
     plain = configure_model(options.checkpoint, options.recipe, (), ())
     need_task(build_recipe(plain), ListCompleter, plain.recipe.name)
-    words = [f"data.root={options.root}", f"data.test_list={options.list}", "data.synthetic=null"]
+    words = [f"data.root={quoted(str(options.root))}", f"data.test_list={quoted(options.list)}"]
     words += [f"evaluation.ensemble={options.samples}", f"evaluation.batch_size={options.batch}"]
-    words += ["evaluation.cases=null", *options.set]
+    words += ["data.synthetic=null", "evaluation.cases=null", *options.set]
     config = configure_model(options.checkpoint, options.recipe, words, ())
     recipe = build_recipe(config)
     completer = need_task(recipe, ListCompleter, config.recipe.name)

@@ -166,5 +166,6 @@ def _first_names(names: Sequence[str], noun: str) -> str:
 def _layout(top: str) -> str:
     return (
         f"Expected: {top}/CLASS/.../IMAGE with one folder for each class, images as "
-        f"{', '.join(SUFFIXES)}; `overt data images {top}` makes a synthetic set."
+        f"{', '.join(SUFFIXES)}; `overt data images FOLDER` makes a synthetic set, "
+        "`overt data --help` lists published ones."
     )

@@ -59,7 +59,8 @@ def read_scan(path: Path, spacing: tuple[float, float, float] | None = None) -> 
     elif name.endswith(MESHES):
         volume = volume_of_mesh(path)
     else:
-        raise DataError(f"{path} is not a readable scan; expected {FORMATS}")
+        remedy = "it is one image of DICOM; give its folder" if _is_dicom(path) else ""
+        raise DataError(f"{path} is not a readable scan; {remedy or f'expected {FORMATS}'}")
     shape = volume.values.shape
     if len(shape) != 3:
         raise DataError(f"{path}: an array of shape {shape}; expected three axes")
@@ -128,6 +129,13 @@ def read_nifti(path: Path) -> Volume:
         values = np.asanyarray(image.dataobj)
         affine = LPS_TO_RAS @ np.asarray(image.affine, dtype=np.float64)
         affine[:3] *= _millimeters(image.header)
+        if not _is_oriented(image.header):
+            logger.warning(
+                "%s: the header has neither a qform nor an sform, so the patient's left is unknown;"
+                " its axes are taken for left, anterior, superior. Check that the implant is on the"
+                " right side.",
+                path,
+            )
     except DataError:
         raise
     except Exception as error:  # nibabel stops with almost any error on a damaged file
@@ -141,6 +149,12 @@ def _millimeters(header: Any) -> float:
         return 1.0
     unit = int(header["xyzt_units"]) & 7  # 1: m, 2: mm, 3: micrometers; the other bits are of time
     return {1: 1e3, 3: 1e-3}.get(unit, 1.0)
+
+
+def _is_oriented(header: Any) -> bool:
+    """Return whether a header says how its axes lie in the patient; Analyze has no such field."""
+    names = set(header.keys())
+    return any(int(header[name]) > 0 for name in ("qform_code", "sform_code") if name in names)
 
 
 def write_nifti(path: Path, volume: Volume) -> None:
@@ -312,7 +326,23 @@ def read_dicom(folder: Path) -> Volume:
             "it to a separate folder.",
             folder, len(others) + 1, largest, chosen, ", ".join(map(str, others)),
         )  # fmt: skip
-    return stack_slices([pydicom.dcmread(path) for path in chosen.paths], folder)
+    slices = []
+    for path in chosen.paths:
+        try:
+            slices.append(pydicom.dcmread(path))
+            if "ImagePositionPatient" not in slices[-1]:  # it was in the header
+                raise ValueError("its compressed pixels end early")
+        except Exception as error:  # a header that was readable, and damaged pixels
+            raise DataError(f"{path}: this DICOM image cannot be read ({error})") from error
+    return stack_slices(slices, folder)
+
+
+def _is_dicom(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(132)[128:] == b"DICM"
+    except OSError:
+        return False
 
 
 def _add(candidates: list[Series], path: Path, header: Any) -> None:
@@ -334,6 +364,7 @@ def _add(candidates: list[Series], path: Path, header: Any) -> None:
 
 def stack_slices(slices: list[Any], folder: Path) -> Volume:
     """Stack DICOM images of one series in the order of their positions."""
+    source = f"{folder}: its DICOM images"
     try:
         rows, columns = np.array(slices[0].ImageOrientationPatient, dtype=float).reshape(2, 3)
         normal = np.cross(rows, columns)
@@ -353,12 +384,14 @@ def stack_slices(slices: list[Any], folder: Path) -> Volume:
             item = slices[int(index)]
             factor = float(getattr(item, "RescaleSlope", 1))
             offset = float(getattr(item, "RescaleIntercept", 0))
+            source = f"{getattr(item, 'filename', folder)}: its pixels"
             layers.append(item.pixel_array.T.astype(np.float32) * factor + offset)
+        source = f"{folder}: its DICOM images"
         values = np.stack(layers, axis=2)  # (column, row, slice)
     except DataError:
         raise
     except Exception as error:  # pydicom stops with almost any error on a damaged file
-        raise DataError(f"{folder}: its DICOM images cannot be read ({error})") from error
+        raise DataError(f"{source} cannot be read ({error})") from error
     affine = np.eye(4)
     affine[:3, 0], affine[:3, 1] = rows * between_columns, columns * between_rows
     affine[:3, 2] = (positions[order[-1]] - positions[order[0]]) / (len(slices) - 1)

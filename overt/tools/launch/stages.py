@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from overt.config.overrides import quoted
 from overt.errors import ConfigError, nearest
 from overt.files.yaml_text import read_yaml
 
@@ -117,8 +118,8 @@ def _stage(
     needs, checkpoint_overrides = _checkpoints(path, name, entry.get("checkpoints") or {}, earlier)
     overrides = [
         f"recipe={entry['recipe']}",
-        f"exp_name={name}",
-        f"output_dir={_quoted(str(output))}",
+        f"exp_name={quoted(name)}",
+        f"output_dir={quoted(str(output))}",
         *common,
         *_overrides(path, f"stage {name}: ", entry.get("overrides")),
         *extra,  # of the command line: over both
@@ -153,7 +154,7 @@ def _checkpoints(
             raise ConfigError(f"{path}: stage {name}: {value}; write STAGE, or STAGE latest")
         needs.append((source, checkpoint_name))
         link = stages_by_name[source].run_dir / "checkpoints" / checkpoint_name
-        overrides.append(f"{key}={_quoted(str(link))}")
+        overrides.append(f"{key}={quoted(str(link))}")
     return needs, overrides
 
 
@@ -170,16 +171,8 @@ def _overrides(path: Path, where: str, value: Any) -> list[str]:
 
 def _word(value: Any) -> str:
     if isinstance(value, str):
-        return _quoted(value)
+        return quoted(value)
     return json.dumps(value)
-
-
-def _quoted(text: str) -> str:
-    """Return a value as Hydra's command line takes it."""
-    if re.fullmatch(r"[\w./:-]+", text):
-        return text
-    escaped = text.replace("'", "\\'")
-    return f"'{escaped}'"
 
 
 def _refuse_unknown(path: Path, where: str, entry: Mapping[Any, Any], keys: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from overt.config.overrides import quoted
 from overt.errors import ConfigError, OvertError
 from overt.tools.proof.compare import (
     compare_checkpoints,
@@ -43,7 +44,7 @@ class Plan:
             *packages,
             *config,
             *self.overrides,
-            f"output_dir='{self.folder}'",
+            f"output_dir={quoted(str(self.folder))}",
             f"exp_name={name}",
             f"training.num_steps={self.steps}",
             "training.num_epochs=null",

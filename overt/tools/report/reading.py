@@ -238,6 +238,11 @@ def own_file(home: Path, name: str) -> Path | None:
 
 
 def _not_a_run(folder: Path) -> OvertError:
+    if (folder / "hang").is_dir():  # the first thing a run makes
+        return OvertError(
+            f"{folder} has written nothing yet: the run still prepares data and model, or ended "
+            "before its first step"
+        )
     siblings = find_runs(folder.parent, depth=1) if folder.parent.is_dir() else []
     inside = find_runs(folder) if folder.is_dir() else []
     hint = nearest(str(folder), [str(sibling) for sibling in siblings])

@@ -56,7 +56,9 @@ def test_implants_are_sampled_for_a_refinement_to_train_on(
     root = SMALL_PCDIFF.config(tmp_path).settings.data.root
     model = ["--checkpoint", str(run / "checkpoints" / "latest"), "--batch", "3"]
     sizes = ["--set", "evaluation.steps=2", "training.device=cpu"]
-    assert main(["data", "implants", root, *model, "--samples", "2", *sizes]) == 0
+    linked = tmp_path / "Schädel (1)"
+    linked.symlink_to(root)
+    assert main(["data", "implants", str(linked), *model, "--samples", "2", *sizes]) == 0
     assert "2 implant(s) sampled for each of 5 skulls" in capsys.readouterr().out
     files = sorted(Path(root).rglob("*_implants.npy"))
     assert len(files) == 5

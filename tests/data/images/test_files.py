@@ -43,7 +43,7 @@ def test_without_labels_images_may_lie_anywhere(tmp_path):
 
 
 def test_a_missing_root_says_what_is_expected(tmp_path):
-    with pytest.raises(DataError, match=r"does not exist.*CLASS.*overt data images"):
+    with pytest.raises(DataError, match=r"does not exist.*CLASS.*overt data images FOLDER"):
         list_images(tmp_path / "none")
     touch(tmp_path, "file")
     with pytest.raises(DataError, match="is a file"):

@@ -75,6 +75,25 @@ def test_a_dicom_folder_is_stacked_by_position(tmp_path: Path) -> None:
         scans.read_scan(tmp_path)
 
 
+def test_a_damaged_or_single_dicom_image_is_named(tmp_path: Path) -> None:
+    series = generate_uid()
+    for height in range(6):
+        write_slice(tmp_path / f"{height}", series, height, OBLIQUE)
+    with pytest.raises(DataError, match=r"4 is not a readable scan; .* give its folder"):
+        scans.read_scan(tmp_path / "4")
+    path = tmp_path / "4"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="4: its pixels cannot be read"):
+        scans.read_scan(tmp_path)
+    write_slice(path, series, 4, OBLIQUE)
+    packed = pydicom.dcmread(path)
+    packed.compress(pydicom.uid.RLELossless)
+    packed.save_as(path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="4: this DICOM image cannot be read"):
+        scans.read_scan(tmp_path)
+
+
 def test_a_tilted_gantry_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Slices are shifted against each other, so distances along voxels are not those in mm."""
     tilted = np.diag([0.5, 0.5, 1.5, 1.0])
@@ -142,6 +161,16 @@ def test_nifti_units_are_converted_to_mm(unit: str, scale: float, tmp_path: Path
     image.header.set_xyzt_units(unit, "sec")
     nibabel.save(image, tmp_path / "x.nii")
     np.testing.assert_allclose(scans.read_scan(tmp_path / "x.nii").affine, OBLIQUE, rtol=1e-5)
+
+
+def test_a_nifti_without_orientation_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, affine in (("known.nii", OBLIQUE), ("unknown.nii", None)):
+        nibabel.save(nibabel.Nifti1Image(VALUES, affine), tmp_path / name)
+        scans.read_scan(tmp_path / name)
+    assert [record.args[0].name for record in caplog.records] == ["unknown.nii"]
+    assert "neither a qform nor an sform" in caplog.text
 
 
 def test_nifti_with_several_volumes_or_one_slice_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from omegaconf import OmegaConf
 from toy_runs import TOY, write_chain
 
 from overt.config import load
+from overt.config.overrides import parse_override
 from overt.errors import ConfigError
 from overt.tools.launch.stages import plan, read_stages
 
@@ -67,6 +68,14 @@ def test_folders_and_names_are_the_chains_own(tmp_path: Path) -> None:
     elsewhere = read_stages(write_chain(tmp_path), output_dir=tmp_path / "other")
     assert elsewhere[1].run_dir == tmp_path / "other" / "second"
     assert f"checkpoint.init_from={tmp_path}/other/first/checkpoints/best" in elsewhere[1].words
+
+
+def test_folders_may_have_any_name(tmp_path: Path) -> None:
+    stages = read_stages(write_chain(tmp_path), output_dir=tmp_path / "Läufe (1)")
+    parsed = [parse_override(word) for word in stages[1].words if "=" in word]
+    values = {item.key_or_group: item.value() for item in parsed}
+    assert values["output_dir"] == f"{tmp_path}/Läufe (1)"
+    assert values["checkpoint.init_from"] == f"{tmp_path}/Läufe (1)/first/checkpoints/best"
 
 
 def test_values_keep_their_type_and_their_spaces(tmp_path: Path) -> None:

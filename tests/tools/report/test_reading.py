@@ -102,6 +102,9 @@ def test_what_is_no_run_is_refused_with_what_might_be_meant(tmp_path: Path) -> N
         open_run(tmp_path / "traker")
     with pytest.raises(OvertError, match=r"inside it are .*/tracker\)"):
         open_run(tmp_path)
+    (tmp_path / "new" / "hang").mkdir(parents=True)
+    with pytest.raises(OvertError, match="new has written nothing yet"):
+        open_run(tmp_path / "new")
 
 
 def test_runs_of_the_same_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:

@@ -1,0 +1,33 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overt.config.overrides import parse_override, quoted
+from overt.errors import ConfigError
+
+PATHS = ["läufe/mein Lauf", "Fotos (2)", "it's", 'a"b', "back\\", "2024", "null", "a,b", "", "${x}"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(st.sampled_from(PATHS), st.text(max_size=20)))
+def test_a_quoted_value_is_read_as_it_is(text: str) -> None:
+    assert parse_override(f"data.root={quoted(text)}").value() == text
+
+
+def test_plain_values_get_no_quotes() -> None:
+    for text in ("runs/mine", "data/cifar10/train", "s3://bucket-1", "step_00000300"):
+        assert quoted(text) == text
+
+
+@pytest.mark.parametrize("path", ["bilder/müller", "Fotos (2)/é"])
+def test_a_value_that_needs_quotes_is_refused_with_them(path: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_override(f"data.root={path}")
+    word = f'data.root="{path}"'
+    assert f"put the value in quotes: '{word}'" in str(refused.value)
+    assert parse_override(word).value() == path
+
+
+def test_a_word_that_no_quotes_can_save_is_explained() -> None:
+    with pytest.raises(ConfigError, match="write KEY=VALUE"):
+        parse_override("schlüssel=1")
