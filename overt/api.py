@@ -8,21 +8,18 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import pickle
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from overt.checkpoint.trained import configure as configure_trained
 from overt.checkpoint.trained import load_model
 from overt.config import Config, build_recipe
 from overt.config.python import Options, configure, is_importable, read, script
-from overt.errors import CheckpointError, ConfigError, LoaderError, Preempted
+from overt.errors import CheckpointError, ConfigError, Interrupted, LoaderError
 from overt.health.preemption import StopSignal
 from overt.recipe import Recipe
 from overt.run.folder import RunPaths
@@ -106,12 +103,10 @@ def _train(config: Config, stop: StopSignal, world: World) -> Result:
         with explained_loss(world, stop.asked_at_start), locked(config.run_dir) as lock:
             trainer = Trainer(config, recipe, world, stop, lock=lock)
             first_step = trainer.state.step
-            with _interrupts_ask(stop):
+            with stop.interrupts():
                 scores = trainer.train()
-    except Preempted as asked:
-        if stop.name == "SIGINT":
-            raise KeyboardInterrupt(str(asked)) from None
-        raise
+    except Interrupted as asked:
+        raise KeyboardInterrupt(str(asked)) from None
     except LoaderError as error:
         began = trainer is not None and trainer.state.step > first_step
         if script() is not None and not began:
@@ -218,26 +213,6 @@ def _one_session(config: Config) -> Iterator[tuple[StopSignal, World]]:
             log.handlers[:] = handlers  # a run that fails while it is built leaves its own
         if not joined:  # after an error the other ranks may still wait in it
             shutdown()
-
-
-@contextmanager
-def _interrupts_ask(stop: StopSignal) -> Iterator[None]:
-    """Let the first Ctrl-C ask for a save; the second one stops at once."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is None:
-        yield  # Python hears signals in its main thread only
-        return
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, before)
-        stop.name = stop.name or "SIGINT"
-        print("\ninterrupted: saving after this step; interrupt again to stop at once", flush=True)
-
-    signal.signal(signal.SIGINT, ask)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def refuse_import_by_child(function: str) -> None:

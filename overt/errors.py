@@ -68,6 +68,10 @@ class Preempted(StopError):  # noqa: N818  (it is none)
     """The run was asked to stop by a signal: everything is saved, the same command resumes."""
 
 
+class Interrupted(Preempted):
+    """Ctrl-C asked the run to stop: as `Preempted`, but no launcher shall start it again."""
+
+
 class StoppedAtStart(Preempted):
     """A signal came while the run was starting: nothing was trained yet, so nothing is saved."""
 
@@ -77,7 +81,7 @@ def exit_code_of(error: BaseException | None) -> int:
     match error:
         case None:
             return 0
-        case KeyboardInterrupt():
+        case KeyboardInterrupt() | Interrupted():
             return INTERRUPTED_EXIT_CODE
         case Preempted():
             return PREEMPTED_EXIT_CODE

@@ -18,7 +18,9 @@ from typing import Any
 from overt.config import build_recipe, expand_sweep, load
 from overt.config.show import add_hydra_options, show, with_default_values
 from overt.errors import (
+    INTERRUPTED_EXIT_CODE,
     PREEMPTED_EXIT_CODE,
+    STOPPED_EXIT_CODES,
     ConfigError,
     OvertError,
     Preempted,
@@ -105,11 +107,13 @@ def train(arguments: argparse.Namespace, stop: StopSignal) -> int:
         with shown() if world.is_main else nullcontext():  # data may have to be made first
             trainer = Trainer(config, build_recipe(config), world, stop, phases, lock=lock)
         try:
-            trainer.train()
+            # A launcher of several repeats the signal, and would stop them before they have saved.
+            with stop.interrupts() if world.world_size == 1 else nullcontext():
+                trainer.train()
         except StoppedAtStart:  # the other ranks may still wait in the process group
             raise
         except Preempted as asked:
-            code = PREEMPTED_EXIT_CODE
+            code = exit_code_of(asked)
             if world.is_main:
                 print(asked, file=sys.stderr)
             stop.stay()
@@ -134,9 +138,9 @@ def sweep(arguments: argparse.Namespace, stop: StopSignal) -> int:
             command += ["--config", arguments.config]
         print(f"[{index + 1}/{len(runs)}] {' '.join(differing)}", flush=True)
         code = run_one(command, stop)
-        if code == PREEMPTED_EXIT_CODE or stop.name is not None:
+        if code in STOPPED_EXIT_CODES or stop.name is not None:
             print("the same command resumes this run and the rest", file=sys.stderr)
-            return PREEMPTED_EXIT_CODE
+            return INTERRUPTED_EXIT_CODE if code == INTERRUPTED_EXIT_CODE else PREEMPTED_EXIT_CODE
         failed += code != 0
     if failed:
         raise OvertError(f"{failed} of {len(runs)} runs failed; their messages are above")
@@ -147,7 +151,10 @@ def run_one(command: list[str], stop: StopSignal) -> int:
     """A run in a separate process, which gets every signal that comes here; its exit code."""
     with subprocess.Popen(command) as child:
         stop.forward = child.send_signal
-        code = child.wait()
+        try:
+            code = child.wait()
+        except KeyboardInterrupt:  # a terminal tells both: let the run save
+            code = child.wait()
         stop.forward = None
     return code
 

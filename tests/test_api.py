@@ -1,13 +1,14 @@
 """Training from Python: what `overt.train` and `overt.evaluate` return, leave behind and refuse."""
 
 import ast
+import json
 import logging
 import multiprocessing
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,14 @@ def test_two_processes_train_twice(run_processes: Callable[..., list[Any]], tmp_
 # --- interrupted ---------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_heard() -> Iterator[None]:
+    """Where the tests run in the background, it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Interrupted(Toy):
     """Gets Ctrl-C in its loss, as often as it says."""
 
@@ -204,6 +213,29 @@ def test_an_interrupt_saves_and_the_same_call_resumes(
     assert same_bits(weights(tmp_path / "Interrupted", 6), weights(undisturbed, 6))
 
 
+def test_an_interrupt_saves_on_the_command_line_too(
+    tmp_path: Path,
+    undisturbed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Interrupted, "at", 1)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_run(tmp_path)
+    run = tmp_path / "Interrupted"
+    command = ["--config", str(run / "config.yaml"), "--package", str(HERE), "--package", str(TOY)]
+    monkeypatch.setattr(Interrupted, "at", 3)
+    before = signal.getsignal(signal.SIGINT)
+    assert main(command) == 130
+    assert signal.getsignal(signal.SIGINT) is before
+    output = capsys.readouterr()
+    assert "interrupt again to stop at once" in output.out
+    assert "step 4 of 6 is saved" in output.err
+    assert json.loads((run / "events.jsonl").read_text().splitlines()[-1])["exit_code"] == 130
+    assert main(command) == 0
+    assert same_bits(weights(run, 6), weights(undisturbed, 6))
+
+
 def test_it_resumes_on_the_command_line_too(
     tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,13 +253,8 @@ def test_a_second_interrupt_stops_at_once_and_the_run_is_still_good(
 ) -> None:
     monkeypatch.setattr(Interrupted, "at", 5)
     monkeypatch.setattr(Interrupted, "times", 2)
-    # A shell that starts this in the background has Ctrl-C ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            interrupted_run(tmp_path)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_run(tmp_path)
     assert not (tmp_path / "Interrupted/checkpoints/step_00000006").exists()
     assert interrupted_run(tmp_path).step == 6
     assert same_bits(weights(tmp_path / "Interrupted", 6), weights(undisturbed, 6))

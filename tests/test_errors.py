@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from overt import errors
-from overt.errors import ConfigError, OvertError, StopError, file_problem, nearest, need_folder
+from overt.errors import (
+    ConfigError,
+    Interrupted,
+    OvertError,
+    Preempted,
+    StopError,
+    exit_code_of,
+    file_problem,
+    nearest,
+    need_folder,
+)
 
 KEYS = ["training.num_steps", "training.num_epochs", "optimizer.lr", "model.depth", "data.root"]
 
@@ -55,7 +65,10 @@ def test_every_error_is_one_that_the_command_line_prints() -> None:
     # Raised on all ranks at one step: these save before they leave.
     stops = {kind.__name__ for kind in kinds if issubclass(kind, StopError)}
     alone = {"StoppedAtStart"}  # of one rank, before there is anything to save
-    assert stops - alone == {"StopError", "NonFiniteError", "NonFiniteWeightsError", "Preempted"}
+    asked = {"Preempted", "Interrupted"}
+    assert stops - alone - asked == {"StopError", "NonFiniteError", "NonFiniteWeightsError"}
+    assert asked < stops
+    assert (exit_code_of(Preempted()), exit_code_of(Interrupted())) == (85, 130)
 
 
 def test_a_folder_below_a_file_is_refused_before_any_work(tmp_path: Path) -> None:

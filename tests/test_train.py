@@ -10,7 +10,8 @@ import pytest
 from omegaconf import OmegaConf
 from toy_runs import TOY, losses_by_step, train_toy
 
-from overt.train import main
+from overt.health.preemption import StopSignal
+from overt.train import main, run_one
 
 SHORT = ["recipe=toy", "training.num_steps=2"]
 PACKAGE = ["--package", str(TOY)]
@@ -146,6 +147,13 @@ def test_torchrun_with_a_refused_configuration(tmp_path: Path) -> None:
     assert "ConfigError: training.global_batch_size=5 is not a multiple" in done.stderr
     assert "use 4 or 6" in done.stderr
     assert not (tmp_path / "toy/metrics.jsonl").exists()
+
+
+def test_an_interrupted_command_waits_for_the_run_that_saves() -> None:
+    """A terminal tells both; the run takes a while, then ends with its own code."""
+    program = "import os, signal, sys; os.kill(os.getppid(), signal.SIGINT); sys.exit(130)"
+    with StopSignal() as stop:
+        assert run_one([sys.executable, "-c", program], stop) == 130
 
 
 def test_an_interruption_ends_in_words(

@@ -30,9 +30,11 @@ from typing import Any
 
 from overt.config import Config, differences, load
 from overt.errors import (
+    INTERRUPTED_EXIT_CODE,
     PREEMPTED_EXIT_CODE,
     CheckpointError,
     ConfigError,
+    Interrupted,
     LaunchError,
     OvertError,
     Preempted,
@@ -129,13 +131,10 @@ def node_command(stage: Stage) -> list[str]:
 
 def run(stage: Stage, command: list[str]) -> None:
     """Train a stage in new processes; their output is shown as it comes."""
-    try:
-        with StopSignal() as stop:
-            code = run_one(command, stop)
-    except KeyboardInterrupt:  # the training has been told too, and has saved what it saves
-        raise OvertError(
-            f"interrupted in stage {stage.name}; the same command resumes there"
-        ) from None
+    with StopSignal() as stop:
+        code = run_one(command, stop)
+    if code == INTERRUPTED_EXIT_CODE:
+        raise Interrupted(f"interrupted in stage {stage.name}; the same command resumes there")
     if code == PREEMPTED_EXIT_CODE or stop.name is not None:
         raise Preempted(f"asked to stop in stage {stage.name}; the same command resumes there")
     if code:

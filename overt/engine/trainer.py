@@ -34,7 +34,7 @@ from overt.engine.strategy.ddp import average_over_ranks, settle_buckets
 from overt.engine.trainable import Only
 from overt.engine.training_files import continue_run, is_training_file
 from overt.engine.transfer import Transfer
-from overt.errors import NonFiniteError, Preempted
+from overt.errors import Interrupted, NonFiniteError, Preempted
 from overt.health.heartbeat import Heartbeat
 from overt.health.nonfinite import check_gradients
 from overt.health.phases import Phases
@@ -227,7 +227,8 @@ class Trainer:
         if name := self.preemption.signal_here():
             self.settle()
             self.run.record(event := StopRequested(self.state.step, self.total_steps, name))
-            raise Preempted(messages.stopped_by_signal(event, self.run.paths.checkpoints))
+            kind = Interrupted if name == "SIGINT" else Preempted
+            raise kind(messages.stopped_by_signal(event, self.run.paths.checkpoints))
 
     def evaluate_and_save(self) -> None:
         """Do what may be due after a step."""

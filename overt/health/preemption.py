@@ -109,15 +109,48 @@ class StopSignal:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
             self._before = {}
 
+    @contextmanager
+    def interrupts(self) -> Iterator[None]:
+        """In here the first Ctrl-C asks for a save, too; the second one stops at once.
+
+        So does the first one of a start: nothing that was trained can be lost.
+        """
+        before = signal.getsignal(signal.SIGINT)
+        is_main = threading.current_thread() is threading.main_thread()
+        # Python hears signals in its main thread only; a command in the background ignores Ctrl-C.
+        if not is_main or before in (None, signal.SIG_IGN):
+            yield
+            return
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            signal.signal(signal.SIGINT, before)
+            if self._is_starting:
+                if callable(before):
+                    before(number, frame)
+                return
+            self._ask(number)
+            words = "interrupted: saving after this step; interrupt again to stop at once"
+            print(f"\n{words}", flush=True)
+
+        signal.signal(signal.SIGINT, ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
     def stay(self) -> None:
         """Keep the handlers: this process is about to exit, and more signals may arrive."""
         self._before = {}
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _ask(self, number: int) -> None:
         if self.name is None:  # a second signal changes nothing
             self.name, self.asked_at = signal.Signals(number).name, time.monotonic()
-            if self._is_starting:
-                self._set_alarm()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        is_first = self.name is None
+        self._ask(number)
+        if is_first and self._is_starting:
+            self._set_alarm()
         if self.forward is not None:
             self.forward(number)
 
@@ -144,13 +177,17 @@ def blocked() -> Iterator[None]:
 
 
 def ignore_until(is_closing: Callable[[], bool]) -> None:
-    """In a helper process: SIGUSR1 has no effect, SIGTERM only once `is_closing()`."""
+    """In a helper process: SIGUSR1 and Ctrl-C have no effect, SIGTERM only once `is_closing()`.
+
+    A terminal tells all processes of a command; the one that trains ends its helpers.
+    """
 
     def end(number: int, frame: FrameType | None) -> None:
         if is_closing():
             os._exit(0)
 
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 

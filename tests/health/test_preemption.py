@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,10 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def _handlers_come_back() -> Iterator[None]:
     before = [signal.getsignal(number) for number in SIGNALS]
+    # Where the tests run in the background, Ctrl-C is ignored, by what they start as well.
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
+    signal.signal(signal.SIGINT, interrupt)
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
@@ -94,6 +97,31 @@ def test_a_signal_is_noted_once_and_does_nothing_else(number: signal.Signals) ->
         os.kill(os.getpid(), other)
         assert stop.name == number.name
         assert heard == [other, other]
+
+
+def test_ctrl_c_asks_first_and_then_stops_at_once() -> None:
+    with StopSignal() as stop:
+        with stop.interrupts():
+            signal.raise_signal(signal.SIGINT)
+            assert stop.name == "SIGINT"
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_ends_a_start_at_once() -> None:
+    with StopSignal() as stop:
+        stop.limit_start()
+        with pytest.raises(KeyboardInterrupt), stop.interrupts():
+            signal.raise_signal(signal.SIGINT)
+        assert stop.name is None
+
+
+def test_ctrl_c_stays_ignored_in_the_background() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with StopSignal() as stop, stop.interrupts():
+        signal.raise_signal(signal.SIGINT)
+    assert stop.name is None
 
 
 def test_another_thread_leaves_the_signals_alone() -> None:
@@ -299,25 +327,28 @@ def start(folder: Path, *overrides: str, recipe: str = "toy") -> subprocess.Pope
     )
 
 
-def signal_all(child: subprocess.Popen[str], step: int) -> None:
+def signal_all(
+    child: subprocess.Popen[str], step: int, *numbers: signal.Signals, code: int
+) -> None:
     """Signal all processes of a run after a step; it must save and ask to be run again."""
     assert child.stdout is not None
     for line in child.stdout:
         if f"step {step}/" in line:
             break
-    os.killpg(child.pid, signal.SIGTERM)
-    os.killpg(child.pid, signal.SIGUSR1)
+    for number in numbers:
+        os.killpg(child.pid, number)
     _, said = child.communicate(timeout=240)
-    assert child.returncode == PREEMPTED_EXIT_CODE, said
+    assert child.returncode == code, said
     assert "the same command resumes from there" in said
 
 
-def test_the_command_ends_with_the_code_for_requeue_although_all_its_processes_are_signalled(
-    tmp_path: Path,
+@pytest.mark.parametrize(("numbers", "code"), [(SIGNALS, 85), ([signal.SIGINT], 130)])
+def test_the_command_ends_with_its_code_although_all_its_processes_are_signalled(
+    numbers: Sequence[signal.Signals], code: int, tmp_path: Path
 ) -> None:
     """Loader processes get the signal as well; if they died of it, the run could not save."""
     settings = ["training.num_steps=1000000", "training.num_workers=2", "logging.every_steps=1"]
-    signal_all(start(tmp_path, *settings), 2)
+    signal_all(start(tmp_path, *settings), 2, *numbers, code=code)
 
 
 @pytest.mark.gpu
@@ -326,7 +357,8 @@ def test_a_compiled_and_recorded_run_saves_as_well(tmp_path: Path) -> None:
     """By then compilers run beside it, and a step is a single launch."""
     settings = ["training.num_steps=1000000", "training.num_workers=2", "logging.every_steps=5"]
     faster = ["training.compile=blocks", "training.cuda_graph=true"]
-    signal_all(start(tmp_path, *settings, *faster, recipe="cotracker3_tiny"), 20)
+    run = start(tmp_path, *settings, *faster, recipe="cotracker3_tiny")
+    signal_all(run, 20, *SIGNALS, code=PREEMPTED_EXIT_CODE)
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from overt.errors import STOPPED_EXIT_CODES
+from overt.errors import STOPPED_EXIT_CODES, Interrupted, Preempted
 from overt.run.reader import count_of
 from overt.run.time_left import RECENT, TimeLeft, time_left
 
@@ -23,6 +23,9 @@ VIDEOS = (".mp4", ".webm")
 # A run on another host is taken for dead after this many seconds and log lines of silence.
 SILENCE_SECONDS = 600.0
 SILENCE_LINES = 5
+
+
+STOPS = tuple(kind.__name__ for kind in (Preempted, Interrupted, KeyboardInterrupt))
 
 
 @dataclass
@@ -71,8 +74,7 @@ class Session:
     def was_stopped(self) -> bool:
         """Whether someone asked it to end; older runs recorded that as an error."""
         return self.exit_code in STOPPED_EXIT_CODES or (
-            self.exit_code not in (None, 0)
-            and (self.error or "").partition(":")[0] in ("Preempted", "KeyboardInterrupt")
+            self.exit_code not in (None, 0) and (self.error or "").partition(":")[0] in STOPS
         )
 
 
