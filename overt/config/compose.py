@@ -100,7 +100,7 @@ def compose_values(
             _check_known(item.key_or_group, values)
     # Composing is slow. A second pass is only needed for overrides that add or remove keys.
     if any(item.type is not OverrideType.CHANGE or item.package for item in single):
-        return _compose(list(overrides), search)
+        return _compose([item.input_line or "" for item in parsed], search)
     for item in single:
         _update(values, item)
     return values
@@ -122,7 +122,8 @@ def chosen_options(overrides: Sequence[str], packages: Sequence[str] = ()) -> di
     """Return which option of each group a composition takes, by Hydra's own record."""
     load(overrides, packages=packages)  # errors are worded as for a run
     search = [root / "conf" for root in _package_roots(packages)]
-    composed = _compose(list(overrides), search, with_hydra=True)
+    words = [parse_override(text).input_line or "" for text in overrides]
+    composed = _compose(words, search, with_hydra=True)
     choices = composed.hydra.runtime.choices
     return {group: str(choices[group]) for group in GROUPS if group in choices}
 

@@ -11,8 +11,17 @@ from hydra.errors import HydraException
 from overt.errors import ConfigError
 
 
+SYNTAX = set("""()[]{},='"\\""")  # means something in a value
+
+
 def parse_override(text: str) -> Override:
-    """Read one word; refused with the quotes that it lacks, if those are what is wrong."""
+    """Read one word; refused with the quotes that it lacks, if those are what is wrong.
+
+    A value such as `bilder/müller`, which Hydra's grammar lacks letters for, is read as it is.
+    """
+    key, _, value = text.partition("=")
+    if not value.isascii() and not SYNTAX & set(value):
+        text = f'{key}="{value}"'
     try:
         return _parse(text)
     except HydraException as error:

@@ -1,7 +1,10 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from overt.config import load
 from overt.config.overrides import parse_override, quoted
 from overt.errors import ConfigError
 
@@ -19,7 +22,16 @@ def test_plain_values_get_no_quotes() -> None:
         assert quoted(text) == text
 
 
-@pytest.mark.parametrize("path", ["bilder/müller", "Fotos (2)/é"])
+@pytest.mark.parametrize("path", ["bilder/müller", "/home/王/データ", "mein Läufe/a~b"])
+def test_letters_beyond_ascii_need_no_quotes(path: str, tmp_path: Path) -> None:
+    word = f"data.root={path}"
+    assert parse_override(word).value() == path
+    config = load(["recipe=hjepa_tiny", word, f"output_dir={tmp_path}/ü", "++data.mixture=null"])
+    assert config.settings.data.root == path
+    assert config.output_dir == f"{tmp_path}/ü"
+
+
+@pytest.mark.parametrize("path", ["Fotos (2)/é", "a(b"])
 def test_a_value_that_needs_quotes_is_refused_with_them(path: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_override(f"data.root={path}")
