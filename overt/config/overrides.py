@@ -10,7 +10,6 @@ from hydra.errors import HydraException
 
 from overt.errors import ConfigError
 
-
 SYNTAX = set("""()[]{},='"\\""")  # means something in a value
 
 

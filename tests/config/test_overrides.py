@@ -26,7 +26,7 @@ def test_plain_values_get_no_quotes() -> None:
 def test_letters_beyond_ascii_need_no_quotes(path: str, tmp_path: Path) -> None:
     word = f"data.root={path}"
     assert parse_override(word).value() == path
-    config = load(["recipe=hjepa_tiny", word, f"output_dir={tmp_path}/ü", "++data.mixture=null"])
+    config = load(["recipe=hjepa_tiny", word, f"output_dir={tmp_path}/ü", "++seed=7"])
     assert config.settings.data.root == path
     assert config.output_dir == f"{tmp_path}/ü"
 
