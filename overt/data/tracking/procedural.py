@@ -105,7 +105,7 @@ class ClipRenderer:
         sides = torch.tensor([*self.size[::-1]], device=numbers.device)
         # Clips are rendered in the pixel convention CENTRES.
         scale = (sides - self.positions) / (sides - Positions.CENTRES)
-        times, queries_xy = batch.queries.split((1, 2), dim=-1)
+        times, queries_xy = batch.queries[..., :1], batch.queries[..., 1:]
         queries = torch.cat([times, queries_xy * scale], dim=-1)
         return replace(batch, tracks=batch.tracks * scale, queries=queries)
 
