@@ -133,6 +133,7 @@ def read_torch_file(path: Path) -> Any:
     """Read a file of `torch.save` without running anything that it contains."""
     refuse_special(path)
     try:
+        _refuse_exported(path)
         _refuse_compressed(path)
         with torch.serialization.safe_globals(_harmless()):
             content = torch.load(
@@ -146,6 +147,20 @@ def read_torch_file(path: Path) -> Any:
         raise
     except Exception as error:  # a damaged file can make torch's reader fail in any way
         raise _refusal(path, error) from None
+
+
+def _refuse_exported(path: Path) -> None:
+    """Refuse ONNX and TorchScript by name: they hold a program beside the weights."""
+    kind = "ONNX" if path.suffix.lower() == ".onnx" else None
+    if kind is None and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if any(Path(name).parts[1:2] == ("code",) for name in archive.namelist()):
+                kind = "TorchScript"
+    if kind is not None:
+        raise CheckpointError(
+            f"{path} is an exported model ({kind}), not a checkpoint. Nothing of it was run. Give "
+            "the checkpoint that it was exported from."
+        )
 
 
 def _refuse_compressed(path: Path) -> None:

@@ -183,6 +183,16 @@ def test_a_sparse_file_of_a_hundred_gigabytes_ends_in_words(tmp_path: Path) -> N
     path.unlink()
 
 
+def test_exported_models_are_refused_by_their_kind(tmp_path: Path) -> None:
+    torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "weights.pt")
+    (tmp_path / "weights.onnx").write_bytes(b"\x08\x08\x12\x07pytorch")
+    for name, kind in (("weights.pt", "TorchScript"), ("weights.onnx", "ONNX")):
+        with pytest.raises(CheckpointError, match=rf"exported model \({kind}\), not a checkpoint"):
+            read_torch_file(tmp_path / name)
+    torch.save({"w": torch.zeros(3)}, tmp_path / "code.pt")  # its entries are code/data.pkl, ...
+    assert "w" in read_torch_file(tmp_path / "code.pt")
+
+
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for read in (read_torch_file, is_safetensors):
