@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from overt.commands.data.arguments import (
     Verbs,
@@ -12,6 +13,7 @@ from overt.commands.data.arguments import (
     positive,
     side_length,
 )
+from overt.errors import DataError
 
 
 def add_verbs(verbs: Verbs) -> None:
@@ -34,7 +36,7 @@ def _add_people(verbs: Verbs) -> None:
         "person in the middle, calm if made of capsules.",
         root="folder of the data sets",
     )
-    parser.add_argument("--name", default="people_train", help="of the data set")
+    parser.add_argument("--name", type=_name, default="people_train", help="of the data set")
     parser.add_argument("--count", type=positive, default=1000, help="how many people")
     parser.add_argument("--size", type=side_length, default=256, help="height and width in pixels")
     add_seed(parser)
@@ -130,6 +132,12 @@ def _add_smplx_labels(verbs: Verbs) -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
 
 
+def _name(text: str) -> str:
+    if text.strip() and text.isprintable() and text == Path(text).name and text != "..":
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} is not a name; use letters, digits, - and _")
+
+
 def _people(options: argparse.Namespace) -> int:
     from overt.data.people.scenes import PeopleOptions
     from overt.data.people.synthetic import write_people
@@ -168,6 +176,8 @@ def _smplx_labels(options: argparse.Namespace) -> int:
     from overt.data.people.smplx_labels import POOR_MM, FitOptions, convert_labels
     from overt.distributed import init_distributed
 
+    if not options.source.is_file():
+        raise DataError(f"{options.source}: no such file; SOURCE is the .npz with labels of SMPL")
     names = ("smpl", "smplx", "transfer", "vertices", "batch", "iterations")
     chosen = FitOptions(**{name: getattr(options, name) for name in names})
     world = init_distributed(options.device)

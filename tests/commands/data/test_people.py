@@ -8,6 +8,7 @@ import pytest
 
 from overt.commands.data import main
 from overt.data.people.human_data import HumanData
+from overt.errors import DataError
 from overt.geometry.body_transfer import load_transfer
 
 
@@ -29,6 +30,22 @@ def test_help_shows_defaults_that_say_something(capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     assert "(default: 64)" in shown
     assert "None" not in shown
+
+
+@pytest.mark.parametrize("name", ["../people", "a/b", "..", ".", " ", ""])
+def test_a_name_stays_in_the_folder_of_the_data_sets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["people", str(tmp_path / "data"), "--name", name, "--count", "1"])
+    assert f"{name!r} is not a name" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_labels_to_fit_that_are_missing_are_named(tmp_path: Path) -> None:
+    words = [word for name in ("smpl", "smplx", "transfer") for word in (f"--{name}", "file")]
+    with pytest.raises(DataError, match=r"none\.npz: no such file; SOURCE"):
+        main(["smplx-labels", str(tmp_path / "none.npz"), str(tmp_path / "out.npz"), *words])
 
 
 def test_a_transfer_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
