@@ -76,7 +76,8 @@ def test_tracks_are_those_that_the_evaluation_reads(folder: Path) -> None:
     )
     batch = recipe.on_device(first_batch(recipe, 1))
     read = evaluation_clips(recipe.settings).sample(0)
-    assert torch.equal(batch.video[0], read.video)
+    # Compression can make a rounding error larger; another scene would differ by dozens.
+    assert (batch.video[0].float() - read.video.float()).abs().mean() < 0.1
     torch.testing.assert_close(batch.tracks[0], read.tracks, atol=1e-3, rtol=0)
     torch.testing.assert_close(batch.queries[0], read.queries, atol=1e-3, rtol=0)
 
