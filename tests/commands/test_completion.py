@@ -21,7 +21,7 @@ from overt.commands.completion import SCRIPTS, candidates
     [
         ("overt tra", ["track", "train"]),
         ("overt train rec", ["recipe.", "recipe="]),
-        ("overt train recipe=lbm_p", ["recipe=lbm_photographs"]),
+        ("overt train recipe=lbm", ["recipe=lbm", "recipe=lbm_photographs", "recipe=lbm_tiny"]),
         ("overt train training.strat", ["training.strategy="]),
         ("overt train training.precision=b", ["training.precision=bf16"]),
         ("overt train training.drop_last=t", ["training.drop_last=true"]),

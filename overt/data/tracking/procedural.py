@@ -8,7 +8,7 @@ clips, L layers, T frames, N points, H x W pixels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -102,12 +102,15 @@ class ClipRenderer:
             numbers, self.textures, self.settings, self.size, self.frames, self.points
         )
         batch = to_batch(clips)
-        sides = torch.tensor([*self.size[::-1]], device=numbers.device)
-        # Clips are rendered in the pixel convention CENTRES.
-        scale = (sides - self.positions) / (sides - Positions.CENTRES)
-        times, queries_xy = batch.queries[..., :1], batch.queries[..., 1:]
-        queries = torch.cat([times, queries_xy * scale], dim=-1)
-        return replace(batch, tracks=batch.tracks * scale, queries=queries)
+        if self.positions != Positions.CENTRES:  # that of rendered clips
+            self._convert(batch.tracks)
+            self._convert(batch.queries[..., 1:])
+        return batch
+
+    def _convert(self, positions_xy: Tensor) -> None:
+        """Convert positions (..., 2) in place, without a copy from the host to the device."""
+        for axis, side in enumerate(reversed(self.size)):
+            positions_xy[..., axis] *= (side - self.positions) / (side - Positions.CENTRES)
 
 
 def renderer_of(

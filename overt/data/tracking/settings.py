@@ -65,6 +65,11 @@ class KubricSettings:
     def __post_init__(self) -> None:
         height_width("data.crop_size", self.crop_size)
         within("data.held_out", self.held_out, 0)
+        if self.procedural is None and self.textures is not None:
+            raise ConfigError(
+                f"data.textures={self.textures} has no effect on clips that are read: choose "
+                "data=procedural, or data=lbm_procedural for LBM"
+            )
         if self.procedural is not None and any(side % BLOCK for side in self.crop_size):
             raise ConfigError(
                 f"data.crop_size={list(self.crop_size)}: procedural clips are compressed in "
