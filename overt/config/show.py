@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
+from omegaconf import OmegaConf
+
+from overt.config.checked import NO_DATA
 from overt.config.compose import CONF, chosen_options, load
 from overt.errors import ConfigError
 from overt.terminal import columns, paint
@@ -37,7 +41,7 @@ def with_default_values(arguments: Sequence[str]) -> list[str]:
 def show(options: argparse.Namespace) -> None:
     """Print what --info asks for, else the configuration."""
     if not options.info:
-        print(load(options.overrides, options.config, options.package).text, end="")
+        print(_text(options), end="")
         return
     if options.config:
         raise ConfigError("--info is for composed configurations; --config FILE is one already")
@@ -48,3 +52,21 @@ def show(options: argparse.Namespace) -> None:
     if options.info in ("all", "searchpath"):
         print(paint("search path", "bold"))
         print("\n".join(f"  {path}" for path in [CONF, *options.package]))
+
+
+def _text(options: argparse.Namespace) -> str:
+    """Return the configuration as YAML; what is missing of the data stays `???`."""
+    given = (options.overrides, options.config, options.package)
+    try:
+        return load(*given).text
+    except ConfigError as error:
+        refused = error
+    try:
+        config = OmegaConf.create(load(*given, needs_data=False).text)
+    except ConfigError:
+        raise refused from None
+    for key, value in config.data.items():
+        if value == NO_DATA:
+            config.data[key] = "???" if f"data.{key}" in str(refused) else None
+    print(f"before training: {refused}", file=sys.stderr)
+    return OmegaConf.to_yaml(config)

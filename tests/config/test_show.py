@@ -1,6 +1,7 @@
 """overt/config/show.py: Hydra's flags, before or after the settings, for `config` and `train`."""
 
 import pytest
+import yaml
 
 from overt.cli import main
 from overt.config import load
@@ -15,6 +16,23 @@ def test_cfg_and_info_print_and_end(verb: str, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == load(WORDS).text
     assert main([verb, "--info", *WORDS]) == 0
     assert ["optimizer", "muon"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize("recipe", ["hjepa", "lbm", "blade_depthnet"])
+def test_a_configuration_is_shown_before_its_data_are_named(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"recipe={recipe}"]
+    assert main(["config", *words]) == 0
+    printed, note = capsys.readouterr()
+    assert "data.root" in note
+    shown, complete = (
+        yaml.safe_load(text) for text in (printed, load([*words, "data.root=x"]).text)
+    )
+    assert shown["data"].pop("root") == "???"
+    assert complete["data"].pop("root") == "x"
+    assert shown == complete
+    assert main(["config", *words, "training.num_stps=3"]) == 2  # other mistakes are refused
 
 
 def test_a_sweep_has_no_single_configuration(capsys: pytest.CaptureFixture[str]) -> None:
