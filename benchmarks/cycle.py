@@ -34,16 +34,23 @@ class Returned(NamedTuple):
     moving_exact: float  # fraction of the moving points that come back to within EXACT pixels
 
 
-def forth_and_back(tracker: Tracker, frames: NDArray[np.uint8], grid: int) -> Returned:
-    """Follow a grid through frames (T, 3, H, W), and what is visible in the last one back."""
+def forth_and_back(
+    tracker: Tracker, frames: NDArray[np.uint8], grid: int, *, forward_only: bool = False
+) -> Returned:
+    """Follow a grid through frames (T, 3, H, W), and what is visible in the last one back.
+
+    A tracker that never looks back (`forward_only`) is shown the reversed film.
+    """
     forth = tracker(frames, grid=grid)
     seen = forth.visible[-1]
     begin, end = forth.queries[seen, 1:], forth.tracks_xy[-1, seen]
     if not seen.any():
         return Returned(len(seen), 0.0, 0.0, 0, 0.0, 0.0)
-    last = np.full((len(end), 1), len(frames) - 1, np.float32)
-    back = tracker(frames, queries=np.concatenate([last, end], 1))
-    distance = np.linalg.norm(back.tracks_xy[0] - begin, axis=1)
+    film = np.ascontiguousarray(frames[::-1]) if forward_only else frames
+    start, stop = (0, -1) if forward_only else (len(frames) - 1, 0)
+    times = np.full((len(end), 1), start, np.float32)
+    back = tracker(film, queries=np.concatenate([times, end], 1))
+    distance = np.linalg.norm(back.tracks_xy[stop] - begin, axis=1)
     moving = np.linalg.norm(end - begin, axis=1) > MOVED
     near, exact = distance < NEAR, distance < EXACT
     of_moving = [float(some[moving].mean()) if moving.any() else 0.0 for some in (near, exact)]
@@ -63,13 +70,14 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     tracker = load_tracker(options.tracker, recipe=options.recipe, device=options.device)
+    forward_only = not getattr(tracker.recipe, "tracks_backward", False)
     print(
         "| video | points | visible at the end | of these back | moving | of these back | exactly |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for path in options.videos:
         frames = read_video(path).frames[options.first : options.first + options.frames]
-        row = forth_and_back(tracker, frames, options.grid)
+        row = forth_and_back(tracker, frames, options.grid, forward_only=forward_only)
         print(
             f"| {path.name} | {row.points} | {row.visible:.0%} | {row.returned:.0%} "
             f"| {row.moving} | {row.moving_returned:.0%} | {row.moving_exact:.0%} |"

@@ -37,3 +37,25 @@ def test_points_are_followed_forth_and_back(error, returned, exact):
     assert row.visible == pytest.approx(8 / 9)
     assert row.returned == row.moving_returned == returned
     assert row.moving_exact == exact
+
+
+class Forward:
+    """Moves points by the change of brightness since their query, and knows nothing before it."""
+
+    def __call__(self, frames, queries=None, grid=0):
+        if queries is None:
+            queries = np.array([[0, 5, 5], [0, 20, 8]], np.float32)
+        light = frames.mean((1, 2, 3), dtype=np.float32)
+        steps = np.arange(len(frames))[:, None] - queries[:, 0]
+        moved = light[:, None] - light[queries[:, 0].astype(int)]
+        tracks = np.repeat(queries[None, :, 1:], len(frames), 0)
+        tracks[..., 0] += np.where(steps < 0, np.nan, moved)
+        visible = steps >= 0
+        return VideoTracks(tracks, visible, visible, visible, queries, frames, 12.0)
+
+
+def test_a_tracker_that_never_looks_back_sees_the_reversed_film():
+    frames = np.arange(6, dtype=np.uint8)[:, None, None, None] * 2 + FRAMES
+    row = forth_and_back(Forward(), frames, 2, forward_only=True)
+    assert (row.points, row.moving, row.returned, row.moving_exact) == (2, 2, 1.0, 1.0)
+    assert forth_and_back(Forward(), frames, 2).returned == 0
