@@ -14,6 +14,7 @@ from torch.distributed.nn.functional import all_reduce
 from torch.utils.checkpoint import checkpoint
 
 from overt.distributed import all_reduce_sum, get_rank, get_world_size
+from overt.ops.float64 import sum_dtype
 
 SLICES_AT_ONCE = 64
 
@@ -73,9 +74,11 @@ def spread(rows: Tensor, eps: float = 1e-4) -> tuple[Tensor, Tensor]:
     count = all_reduce_sum(rows.new_full((), float(len(rows))))
     centred = rows - sum_everywhere(rows.sum(0)) / count
     covariance = sum_everywhere(centred.T @ centred) / (count - 1)
-    deviation = (covariance.diagonal() + eps).sqrt()
+    variance = covariance.diagonal()
     width = rows.shape[1]
-    off_diagonal = covariance.square().sum() - covariance.diagonal().square().sum()
+    # Not the difference of two sums: with many rows the diagonal's would hide the rest.
+    off_diagonal = (covariance - variance.diag()).square().sum()
+    deviation = (variance + eps).sqrt()
     return F.relu(1.0 - deviation).mean(), off_diagonal / (width * (width - 1))
 
 
@@ -130,12 +133,16 @@ def sigreg_by_points(rows: Tensor, slices: Tensor, standardize: bool = False) ->
         if standardize:
             values = (values - values.mean()) / (values.std() + 1e-6)
         distances.append(_kernel_mean(values, values) - 2 * _kernel_mean(values, points) + within)
-    return torch.stack(distances).mean()
+    return torch.stack(distances).mean().to(rows.dtype)
 
 
 def _kernel_mean(first: Tensor, second: Tensor) -> Tensor:
-    """Return the mean of exp(-(x - y)^2 / 2) over all pairs."""
-    return torch.exp(-(first.T - second).square() / 2).mean()
+    """Return the mean of exp(-(x - y)^2 / 2) over all pairs.
+
+    In float64: the distance is a small difference of such means.
+    """
+    kernel = torch.exp(-(first.T - second).square() / 2)
+    return kernel.mean(dtype=sum_dtype(kernel.device))
 
 
 def random_slices(count: int, width: int, seed: int, device: torch.device) -> Tensor:

@@ -64,6 +64,35 @@ def test_sigreg_is_least_for_a_standard_normal_and_sees_scale_and_mean(
     torch.testing.assert_close(slices.norm(dim=1), torch.ones(100))
 
 
+def covariance_term(rows: Tensor) -> Tensor:
+    """The mean square of what is off the diagonal, by the formula."""
+    covariance = torch.cov(rows.double().T)
+    apart = ~torch.eye(len(covariance), dtype=torch.bool)
+    return covariance[apart].square().mean()
+
+
+def distance_by_points(rows: Tensor, slices: Tensor) -> Tensor:
+    """The mean over slices of E k(x, x') - 2 E k(x, g) + E k(g, g'), by the formula."""
+    points = torch.special.ndtri(torch.linspace(0.01, 0.99, 17)).double()
+
+    def kernel(first: Tensor, second: Tensor) -> Tensor:
+        return torch.exp(-(first[:, None] - second).square() / 2).mean()
+
+    values = rows.double() @ slices.double().T
+    distances = [kernel(x, x) - 2 * kernel(x, points) for x in values.T]
+    return torch.stack(distances).mean() + kernel(points, points)
+
+
+def test_terms_close_to_zero_keep_their_digits() -> None:
+    # Independent features: what is left of both is small beside what they are made of.
+    rows = torch.randn(3000, 16, generator=torch.Generator().manual_seed(0))
+    slices = random_slices(4, 16, seed=0, device=rows.device)
+    assert spread(rows)[1].item() == pytest.approx(covariance_term(rows).item(), rel=1e-6)
+    few = rows[:300]
+    expected = distance_by_points(few, slices).item()
+    assert sigreg_by_points(few, slices).item() == pytest.approx(expected, rel=2e-6)
+
+
 def test_equal_views_are_told_from_all_others() -> None:
     torch.manual_seed(0)
     views = torch.randn(6, 16)
