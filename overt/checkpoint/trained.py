@@ -107,6 +107,7 @@ def load_model(
     model = recipe.build_model()
     report = load_weights(checkpoint, model, part=part, rename=rename)
     _refuse_missing(report, model, recipe.unscored)
+    _refuse_nonfinite(report, model)
     return model.eval(), report
 
 
@@ -122,4 +123,18 @@ def _refuse_missing(report: LoadReport, model: nn.Module, unscored: tuple[str, .
             f"{report.source}: {len(missing)} of {len(trained)} trained tensors are not in the "
             f"file: {some(missing)}. They would be random numbers. Give a checkpoint of the whole "
             "model, or set the section model to what the file was trained with."
+        )
+
+
+def _refuse_nonfinite(report: LoadReport, model: nn.Module) -> None:
+    """Refuse weights whose outputs are NaN: scores and tracks would look like a bad model's."""
+    from overt.checkpoint.finite import nonfinite_tensors
+    from overt.files.weight_files import some
+
+    poisoned = nonfinite_tensors(model)
+    if poisoned:
+        raise CheckpointError(
+            f"{report.source}: {len(poisoned)} tensor(s) hold NaN, Inf or numbers beyond use: "
+            f"{some(poisoned)}. The training that wrote them diverged, or the file is damaged; "
+            "give an earlier checkpoint, or copy the file again."
         )
