@@ -45,7 +45,10 @@ def configure(
         return load(overrides, str(stored), packages, needs_data)
     recipe = recorded_recipe(checkpoint)
     if recipe is None:
-        raise ConfigError(f"{checkpoint} holds no configuration; add {remedy}")
+        from overt.checkpoint.manifest import checkpoint_of_run
+
+        hint = checkpoint_of_run(checkpoint) or f"; add {remedy}"
+        raise ConfigError(f"{checkpoint} holds no configuration{hint}")
     sections = recorded_settings(checkpoint)
     words = [f"recipe={recipe}", *overrides]
     config = load(words, packages=packages, needs_data=needs_data, sections=sections)

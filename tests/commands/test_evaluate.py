@@ -239,6 +239,7 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         ([f"checkpoint={tmp_path / 'nan.pth'}", "recipe=toy", "model.width=6"], 1, "hold NaN, Inf"),
         ([f"checkpoint={latest}", "evaluation.sample=2"], 2, "did you mean evaluation.samples?"),
         ([f"checkpoint={run / 'checkpoints'}", "recipe=toy"], 1, "holds several checkpoints"),
+        ([f"checkpoint={run / 'checkpoints'}"], 2, "did you mean "),
     ]
     for words, code, expected in cases:
         assert evaluate(*words) == code, words

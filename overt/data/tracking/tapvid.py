@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import random
+import shlex
 import struct
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -178,7 +179,8 @@ def find_files(root: Path | str, dataset: str) -> list[Path]:
     raise DataError(
         f"no {layout.pattern} in {' nor in '.join(map(str, folders))}. Point "
         f"evaluation.dataset_root to the folder that holds {layout.folder}, as unpacked from its "
-        f"publisher; `overt data tapvid {root} --dataset {dataset}` makes small synthetic files."
+        f"publisher; `overt data tapvid {shlex.quote(str(root))} --dataset {dataset}` makes small "
+        "synthetic files."
     )
 
 
