@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
-from overt.errors import LaunchError, OvertError
+from overt.errors import ConfigError, LaunchError, OvertError
 from overt.launch_environment import Launch, read_launch
 
 _OPENED = itertools.count()  # stores so far
@@ -128,6 +128,8 @@ def _has(store: Store, key: str) -> bool:
 
 def _choose_device(device: str, launch: Launch) -> torch.device:
     kind, _, number = device.partition(":")
+    if kind not in ("auto", "cpu", "cuda", "mps"):  # a call from Python, which no schema checks
+        raise ConfigError(f"device={device}; use auto, cpu, cuda, cuda:N or mps")
     if number and launch.world_size > 1:
         raise LaunchError(
             f"training.device={device} with {launch.world_size} processes: each needs a device of "

@@ -85,10 +85,14 @@ class VideoTracks:
         return path
 
     def save(self, path: Path | str) -> Path:
-        """Write the arrays (all but the video) to one .npz file."""
+        """Write the arrays (all but the video) to one .npz file, and return its path."""
         names = ("tracks_xy", "visible", "visibility", "confidence", "queries")
+        path = Path(path)
+        if path.suffix != ".npz":
+            path = path.with_name(f"{path.name}.npz")  # as NumPy does
+        path.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(path, **{name: getattr(self, name) for name in names})
-        return Path(path)
+        return path
 
 
 class Tracker:

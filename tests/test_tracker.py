@@ -43,6 +43,11 @@ def tracker(tmp_path_factory):
     return Tracker(recipe, model, "cotracker3_tiny")
 
 
+def test_a_device_that_does_not_exist_is_named():
+    with pytest.raises(ConfigError, match="device=gpu; use auto, cpu, cuda"):
+        overt.load_tracker("tiny", device="gpu")
+
+
 def test_three_lines(tmp_path, video):
     """The tracker that ships follows a grid and draws it."""
     tracker = overt.load_tracker("small", device="cpu")
@@ -50,8 +55,9 @@ def test_three_lines(tmp_path, video):
     assert tracks.tracks_xy.shape == (2, 4, 2)
     assert tracks.visible.shape == (2, 4)
     assert tracks.draw(tmp_path / "out.gif").stat().st_size > 0
-    with np.load(tracks.save(tmp_path / "tracks.npz")) as stored:
-        assert np.array_equal(stored["queries"], tracks.queries)
+    for name in ("tracks.npz", "new/tracks"):
+        with np.load(tracks.save(tmp_path / name)) as stored:
+            assert np.array_equal(stored["queries"], tracks.queries)
 
 
 def test_chunks_need_the_support_points_only(tracker, video, monkeypatch):

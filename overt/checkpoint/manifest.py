@@ -84,7 +84,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             manifest = json.loads(file.read(LARGEST_MANIFEST))
     except FileNotFoundError:
         raise CheckpointError(
-            f"{folder} has no {MANIFEST}: not a checkpoint of overt{_checkpoint_of_run(folder)}"
+            f"{folder} has no {MANIFEST}: not a checkpoint of overt{checkpoint_of_run(folder)}"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder / MANIFEST} cannot be read: {error}") from None
@@ -100,9 +100,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _checkpoint_of_run(folder: Path) -> str:
-    """Return a hint where this is the folder of a run."""
-    candidates = [folder / "checkpoints" / name for name in ("best", "latest")]
+def checkpoint_of_run(folder: Path) -> str:
+    """Return a hint where this is the folder of a run, or that of its checkpoints."""
+    folders = (folder / "checkpoints", folder)
+    candidates = [above / name for above in folders for name in ("best", "latest")]
     hints = [f"; did you mean {path}?" for path in candidates if (path / MANIFEST).is_file()]
     return "".join(hints[:1])
 

@@ -45,7 +45,10 @@ def configure(
         return load(overrides, str(stored), packages, needs_data)
     recipe = recorded_recipe(checkpoint)
     if recipe is None:
-        raise ConfigError(f"{checkpoint} holds no configuration; add {remedy}")
+        from overt.checkpoint.manifest import checkpoint_of_run
+
+        hint = checkpoint_of_run(checkpoint) or f"; add {remedy}"
+        raise ConfigError(f"{checkpoint} holds no configuration{hint}")
     sections = recorded_settings(checkpoint)
     words = [f"recipe={recipe}", *overrides]
     config = load(words, packages=packages, needs_data=needs_data, sections=sections)
@@ -107,6 +110,7 @@ def load_model(
     model = recipe.build_model()
     report = load_weights(checkpoint, model, part=part, rename=rename)
     _refuse_missing(report, model, recipe.unscored)
+    _refuse_nonfinite(report, model)
     return model.eval(), report
 
 
@@ -122,4 +126,18 @@ def _refuse_missing(report: LoadReport, model: nn.Module, unscored: tuple[str, .
             f"{report.source}: {len(missing)} of {len(trained)} trained tensors are not in the "
             f"file: {some(missing)}. They would be random numbers. Give a checkpoint of the whole "
             "model, or set the section model to what the file was trained with."
+        )
+
+
+def _refuse_nonfinite(report: LoadReport, model: nn.Module) -> None:
+    """Refuse weights whose outputs are NaN: scores and tracks would look like a bad model's."""
+    from overt.checkpoint.finite import nonfinite_tensors
+    from overt.files.weight_files import some
+
+    poisoned = nonfinite_tensors(model)
+    if poisoned:
+        raise CheckpointError(
+            f"{report.source}: {len(poisoned)} tensor(s) hold NaN, Inf or numbers beyond use: "
+            f"{some(poisoned)}. The training that wrote them diverged, or the file is damaged; "
+            "give an earlier checkpoint, or copy the file again."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -192,7 +193,8 @@ def export_hub(options: argparse.Namespace) -> int:
     print(
         f"{options.output}: model.safetensors ({len(tensors)} tensors), config.yaml, config.json "
         f"and a model card for {facts.recipe} at step {facts.step:,}\n"
-        f"read README.md before you share it; use it as checkpoint={options.output}"
+        f"read README.md before you share it; use it as "
+        + shlex.quote(f"checkpoint={options.output}")
     )
     return 0
 

@@ -82,10 +82,11 @@ def main(arguments: Sequence[str]) -> int:
         compile_model(recipe, model, replace(config.training, compile="blocks"))
     with late_export_errors():  # scores may have taken hours: they are written in any case
         with shown() if world.is_main else nullcontext():
-            result = score(config, recipe, model, world)
-            if options.baselines:
+            baselines = {}
+            if options.baselines:  # first: where OpenCV is missing, no score is lost
                 scorer = need_task(recipe, BaselineScorer, config.recipe.name)
-                result = with_baselines(result, scorer.baseline_rows(world))
+                baselines = scorer.baseline_rows(world)
+            result = with_baselines(score(config, recipe, model, world), baselines)
         if world.is_main:
             write(folder, checkpoint, config, result)
             print(f"written to {folder}")
@@ -134,6 +135,7 @@ class Result(NamedTuple):
     scores: dict[str, float]
     rows: list[dict[str, Any]]  # a name and numbers for each sample; empty where there are none
     table: str
+    further: str  # the scores of further sets where the table has only those of the main one
     samples: Mapping[str, Tensor | str]  # pictures and texts, on the main process
 
 
@@ -149,6 +151,7 @@ def score(config: Config, recipe: Recipe, model: nn.Module, world: World) -> Res
     set_precision(config.training.precision, config.training.deterministic)
     dtype = AUTOCAST.get(config.training.precision)
     rows: list[dict[str, Any]] = []
+    own: dict[str, float] = {}  # the means of the rows
     samples: Mapping[str, Tensor | str] = {}
     with (
         torch.inference_mode(),
@@ -156,21 +159,27 @@ def score(config: Config, recipe: Recipe, model: nn.Module, world: World) -> Res
     ):
         if isinstance(recipe, RowScorer):
             rows = recipe.evaluate_rows(model, world)
-            scores = summarize(rows) | score_sets(recipe, model, world, recipe.evaluation_sets())
+            own = summarize(rows)
+            scores = own | score_sets(recipe, model, world, recipe.evaluation_sets())
         else:
             scores = score_sets(recipe, model, world)
         if world.is_main:
             samples = recipe.visualize(model)
-    table = aligned_scores("scores", scores, config.checkpoint.metric_name)
+    table, further = aligned_scores("scores", scores, config.checkpoint.metric_name), ""
     if rows and isinstance(recipe, ScoreTabulator):
-        table = recipe.score_table(rows, scores)
-    return Result(scores, rows, table, samples)
+        table = recipe.score_table(rows, scores)  # of its main set
+        others = {name: value for name, value in scores.items() if name not in own}
+        if others:
+            further = aligned_scores("further sets", others, config.checkpoint.metric_name)
+    return Result(scores, rows, table, further, samples)
 
 
 def with_baselines(result: Result, baselines: dict[str, list[dict[str, Any]]]) -> Result:
     """Return the result with the means of baselines below its table and among its scores."""
     from overt.evaluation import summarize
 
+    if not baselines:
+        return result
     scores, lines = dict(result.scores), [result.table, ""]
     for name, rows in baselines.items():
         means = {key: value for key, value in summarize(rows).items() if key in result.scores}
@@ -193,6 +202,8 @@ def write(folder: Path, checkpoint: Path, config: Config, result: Result) -> Non
     from overt.viz.tracks import save_image
 
     print(result.table)
+    if result.further:
+        print(f"\n{result.further}")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(config.text)
     content = {

@@ -220,11 +220,11 @@ def launch_local(arguments: Sequence[str]) -> int:
     if options.env:
         command = ["env", *options.env, *command]
     started = local.start(_absolute(config), command)
-    run_dir = config.run_dir
+    run_dir, quoted = config.run_dir, shlex.quote(str(config.run_dir))
     print(
         f"process {started.pid} trains {run_dir}\n  log     {run_dir / local.LOG}\n"
-        f"  status  overt launch local status {run_dir}\n"
-        f"  stop    overt launch local stop {run_dir}"
+        f"  status  overt launch local status {quoted}\n"
+        f"  stop    overt launch local stop {quoted}"
     )
     return 0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import keyword
 import re
+import shlex
 from collections.abc import Sequence
 from importlib.resources import files
 from importlib.util import find_spec
@@ -55,8 +56,9 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         raise OvertError(f"{folder} cannot be written: {error}; choose another --out") from error
     print(f"wrote {len(FILES)} files to {folder}; now\n")
-    print(f"  overt train recipe={options.name}_tiny --package {folder}")
-    print(f"  python -m pytest {folder}")
+    quoted = shlex.quote(str(folder))
+    print(f"  overt train recipe={options.name}_tiny --package {quoted}")
+    print(f"  python -m pytest {quoted}")
     return 0
 
 

@@ -65,6 +65,7 @@ def _track(options: argparse.Namespace) -> int:
     # What the user gave is read before torch is: a mistake in it shows at once.
     from overt.data.tracking.track_files import read_mask, read_queries, write_tracks
     from overt.data.tracking.video import has_pyav, need_pyav, read_video, write_video
+    from overt.data.tracking.video_stream import stream_rate
 
     _refuse_contradictions(options)
     folder = need_folder("--output", options.output or Path(f"{options.video.stem}_tracks"))
@@ -72,8 +73,9 @@ def _track(options: argparse.Namespace) -> int:
     if format == "mp4":
         need_pyav("--format mp4: to write it", ", or give --format webp")
     config = _configure(options)
-    fps = None
-    if not options.online:
+    if options.online:
+        fps = stream_rate(_source(options))
+    else:
         video, fps = read_video(options.video)
     given_queries = None if options.queries is None else read_queries(options.queries)
     mask = None if options.mask is None else read_mask(options.mask)
@@ -125,9 +127,9 @@ def _track(options: argparse.Namespace) -> int:
         files = {name: folder / name for name in (f"video.{format}", "tracks.npz", "tracks.csv")}
         return show_page(options, video, rate, track, write, files)
     if options.online:
-        video, queries, tracks = follow(recipe, model, options, given_queries, mask)
+        video, queries, tracks, failure = follow(recipe, model, options, given_queries, mask)
     else:
-        queries = chosen
+        queries, failure = chosen, None
         report_progress("tracking", 0, 1)  # the stage has a name before the first points are done
         tracks = track(queries)
 
@@ -137,7 +139,15 @@ def _track(options: argparse.Namespace) -> int:
         f"{tracks.visible.float().mean():.0%} of them\n"
         f"written to {folder}: video.{format}, tracks.npz, tracks.csv"
     )
+    if failure is not None:
+        raise failure
     return 0
+
+
+def _source(options: argparse.Namespace) -> Path | int:
+    """Return what --online reads: a path, or the number of a camera."""
+    name = str(options.video)
+    return int(name) if name.isdecimal() and not options.video.exists() else options.video
 
 
 def _refuse_contradictions(options: argparse.Namespace) -> None:
@@ -292,8 +302,11 @@ def follow(
     options: argparse.Namespace,
     given_queries: Queries | None,
     mask: Mask | None,
-) -> tuple[NDArray[np.uint8], Queries, PointTracks]:
-    """The frames seen (T, 3, H, W), the queries, and their tracks, found as the frames arrived."""
+) -> tuple[NDArray[np.uint8], Queries, PointTracks, DataError | None]:
+    """The frames seen (T, 3, H, W), the queries, and their tracks, found as the frames arrived.
+
+    Also why the stream broke off, if it did: what was tracked until then is kept.
+    """
     import time
 
     import torch
@@ -301,14 +314,13 @@ def follow(
     from overt.data.tracking.video_stream import stream_frames
     from overt.tasks import HindsightTracker, PointTracks
 
-    name = str(options.video)
-    source = int(name) if name.isdecimal() and not options.video.exists() else options.video
     frames: list[NDArray[np.uint8]] = []
     rows: list[tuple[Any, ...]] = []  # of each frame: points, positions, visible, probabilities
     tracker, added, queries = None, np.zeros(0, np.intp), given_queries
+    failure: DataError | None = None
     began = time.perf_counter()
     try:
-        for frame in stream_frames(source):
+        for frame in stream_frames(_source(options)):
             if tracker is None or queries is None:
                 if queries is None:
                     queries = choose_queries(
@@ -330,6 +342,10 @@ def follow(
                 break
     except KeyboardInterrupt:
         print()
+    except DataError as error:
+        if not frames:
+            raise
+        failure = error
     if queries is None or not frames:
         raise DataError(f"{options.video}: no frame arrived")
     late = np.flatnonzero(queries[:, 0] >= len(frames))
@@ -346,6 +362,7 @@ def follow(
             np.stack(frames),
             queries,
             PointTracks(*(part[:, order] for part in tracker.finish())),
+            failure,
         )
     # Before it is given, a point rests at its query, invisible.
     points_xy = torch.from_numpy(queries[:, 1:]).repeat(len(frames), 1, 1)
@@ -354,7 +371,7 @@ def follow(
     for time_step, (numbers, *values) in enumerate(rows):
         for stacked, part in zip((points_xy, visible, sure, right), values, strict=True):
             stacked[time_step, torch.from_numpy(numbers)] = part
-    return np.stack(frames), queries, PointTracks(points_xy, visible, sure, right)
+    return np.stack(frames), queries, PointTracks(points_xy, visible, sure, right), failure
 
 
 def _configure(options: argparse.Namespace) -> Config:

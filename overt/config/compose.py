@@ -56,7 +56,23 @@ def load(
     allowed = allowed_packages(packages)
     _refuse_removal(overrides)
     values = compose_values(overrides, config_file, packages, sections)
-    return check(values, allowed, needs_data)
+    try:
+        return check(values, allowed, needs_data)
+    except ConfigError as error:
+        _refuse_foreign_group(error, overrides)
+        raise
+
+
+def _refuse_foreign_group(error: ConfigError, overrides: Sequence[str]) -> None:
+    """Name the override that brought keys which the recipe does not have, or that refer to such."""
+    for text in overrides:
+        group = text.partition("=")[0]
+        foreign = rf"unknown key {group}\.|{group}\.\S+: Interpolation key"
+        if group in ("model", "data", "evaluation") and re.match(foreign, str(error)):
+            raise ConfigError(
+                f"{text} does not fit this recipe ({error}). `overt config` lists the groups; "
+                f"choose another {group}"
+            ) from error
 
 
 def allowed_packages(folders: Sequence[str]) -> list[str]:
@@ -144,8 +160,9 @@ def _read_file(config_file: str, parsed: list[Override]) -> DictConfig:
     for item in parsed:
         if item.key_or_group in GROUPS:
             raise ConfigError(
-                f"{item.input_line}: groups are chosen when a configuration is composed; with "
-                f"--config give single keys, such as {item.key_or_group}.KEY=VALUE"
+                f"{item.input_line}: a stored configuration, such as that of a checkpoint, takes "
+                f"single keys, such as {item.key_or_group}.KEY=VALUE; to choose groups, add "
+                "recipe=NAME"
             )
     _apply(values, parsed)
     return values

@@ -42,6 +42,8 @@ def to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     if image.mode.startswith("I"):  # 16-bit gray, which `convert` would cut off at 255
         gray = (np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8)
         return np.repeat(gray[:, :, None], 3, axis=2)
+    if image.mode == "F":  # `convert` would turn a picture in 0..1 black
+        raise ValueError("its pixels are floats, whose white is not defined; save 8 or 16 bits")
     return np.array(image.convert("RGB"))
 
 

@@ -77,6 +77,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             metadata: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, RuntimeError, MemoryError) as error:
+        _refuse_placeholder(path)
         raise CheckpointError(
             f"{path} is not a complete safetensors file ({error}); copy it again from its source"
         ) from None
@@ -146,6 +147,7 @@ def read_torch_file(path: Path) -> Any:
     except CheckpointError:
         raise
     except Exception as error:  # a damaged file can make torch's reader fail in any way
+        _refuse_placeholder(path)
         raise _refusal(path, error) from None
 
 
@@ -191,6 +193,22 @@ def _with_plain_arrays(value: Any) -> Any:
     elif isinstance(value, argparse.Namespace):
         _with_plain_arrays(vars(value))
     return value
+
+
+def _refuse_placeholder(path: Path) -> None:
+    """Name what downloads often leave in the place of weights."""
+    with path.open("rb") as file:
+        start = file.read(200).lstrip()
+    if start.startswith(b"version https://git-lfs"):
+        raise CheckpointError(
+            f"{path} is a pointer of Git LFS in the place of the weights; in its folder, run "
+            "`git lfs pull`"
+        )
+    if start[:1] == b"<":
+        raise CheckpointError(
+            f"{path} is a web page in the place of the weights: the download was refused or asked "
+            "for a login; download it in a browser"
+        )
 
 
 def _refusal(path: Path, error: Exception) -> CheckpointError:

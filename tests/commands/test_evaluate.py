@@ -15,6 +15,7 @@ from toy_runs import TOY, read_rows, toy_config, train_toy
 import overt
 from overt.cli import main
 from overt.config import load
+from overt.errors import ConfigError
 
 PACKAGE = ["--package", str(TOY)]
 
@@ -166,6 +167,38 @@ def test_rows_table_and_pictures_of_a_recipe_that_has_them(
             assert image.size == (5, 4)
 
 
+def test_scores_of_further_sets_are_printed_below_the_table(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(["recipe=toy"], packages=[str(TOY)])  # makes it importable
+    from toy_recipe.recipe import Toy
+
+    rows = [{"name": "one", "error": 1.0}]
+    monkeypatch.setattr(Toy, "evaluate_rows", lambda *_: rows, raising=False)
+    monkeypatch.setattr(Toy, "score_table", lambda *_: "<the table>", raising=False)
+    sets = {"night": lambda *_: {"error": 0.25}}
+    monkeypatch.setattr(Toy, "evaluation_sets", lambda _: sets)
+    assert evaluate(f"checkpoint={run / 'checkpoints' / 'latest'}", f"output={tmp_path}") == 0
+    table = capsys.readouterr().out.partition("<the table>")[2]
+    assert table.split()[:5] == ["further", "sets", "score", "night/error", "0.25"]
+    assert scores_in(tmp_path)["scores"] == {"error": 1.0, "night/error": 0.25}
+
+
+def test_baselines_that_cannot_be_scored_cost_no_evaluation(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(["recipe=toy"], packages=[str(TOY)])  # makes it importable
+    from toy_recipe.recipe import Toy
+
+    def unavailable(*_: object) -> None:
+        raise ConfigError("--baselines needs OpenCV")
+
+    monkeypatch.setattr(Toy, "baseline_rows", unavailable, raising=False)
+    monkeypatch.setattr(Toy, "evaluate", lambda *_: pytest.fail("scored before the baselines"))
+    checkpoint = f"checkpoint={run / 'checkpoints' / 'latest'}"
+    assert evaluate(checkpoint, f"output={tmp_path / 'new'}", "--baselines") == 2
+
+
 def test_a_failed_export_of_features_does_not_cost_the_scores(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,14 +227,19 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     other = tmp_path / "other.pth"
     torch.save({"backbone.weight": torch.zeros(3)}, other)
     latest = run / "checkpoints" / "latest"
+    saved = load_file(latest / "model.safetensors")
+    diverged = {key: value * math.nan for key, value in saved.items()}
+    torch.save(diverged, tmp_path / "nan.pth")
     cases = [
         ([], 2, "ConfigError: give the weights to score: checkpoint=PATH"),
         ([f"checkpoint={tmp_path / 'nowhere'}"], 1, "CheckpointError: checkpoint "),
         ([f"checkpoint={other}"], 2, "holds no configuration; add recipe=NAME"),
         ([f"checkpoint={other}", "recipe=toy"], 1, "is a checkpoint of another model"),
         ([f"checkpoint={latest}", "model.width=8"], 1, "have another shape than in the model"),
+        ([f"checkpoint={tmp_path / 'nan.pth'}", "recipe=toy", "model.width=6"], 1, "hold NaN, Inf"),
         ([f"checkpoint={latest}", "evaluation.sample=2"], 2, "did you mean evaluation.samples?"),
         ([f"checkpoint={run / 'checkpoints'}", "recipe=toy"], 1, "holds several checkpoints"),
+        ([f"checkpoint={run / 'checkpoints'}"], 2, "did you mean "),
     ]
     for words, code, expected in cases:
         assert evaluate(*words) == code, words

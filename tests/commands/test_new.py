@@ -117,3 +117,10 @@ def test_a_folder_that_cannot_be_written_is_an_error_in_words(
     assert main(["new", "fine", "--out", str(tmp_path / "file" / "fine")]) == 1
     assert "cannot be written" in capsys.readouterr().err
     assert refusal("fine", tmp_path / "fine") is None
+
+
+def test_a_folder_with_a_space_is_quoted_in_the_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", "spot_finder", "--out", str(tmp_path / "my methods" / "spots")]) == 0
+    assert f"--package '{tmp_path}/my methods/spots'" in capsys.readouterr().out

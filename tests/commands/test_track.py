@@ -320,6 +320,26 @@ def test_cotracker3_follows_frames_as_they_arrive(
     assert track(folder, str(folder / "shapes.npy"), *words, recipe="cotracker3_online_tiny") == 2
 
 
+def test_a_stream_that_breaks_off_leaves_its_tracks(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    video = np.load(folder / "shapes.npy")
+
+    def unplugged(_: Any) -> Any:
+        yield from video.transpose(0, 3, 1, 2)[:4]
+        raise DataError("camera 0: unplugged")
+
+    monkeypatch.setattr("overt.data.tracking.video_stream.stream_frames", unplugged)
+    words = ["7", "--online", "--grid", "2", "--output", str(tmp_path), "--format", "gif"]
+    assert track(folder, *words, recipe="cotracker3_online_tiny") == 1
+    assert "DataError: camera 0: unplugged" in capsys.readouterr().err
+    with np.load(tmp_path / "tracks.npz") as stored:
+        assert stored["tracks_xy"].shape == (4, 4, 2)
+
+
 def test_the_page_follows_what_is_clicked(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

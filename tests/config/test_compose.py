@@ -163,8 +163,17 @@ def test_overrides_apply_to_a_config_file(tmp_path: Path) -> None:
     assert load(["training.num_steps=7"], config_file=str(file)).training.num_steps == 7
     with pytest.raises(ConfigError, match=r"training\.num_steps"):
         load(["training.num_stps=7"], config_file=str(file))
-    with pytest.raises(ConfigError, match="groups are chosen"):
+    with pytest.raises(ConfigError, match=r"to choose groups, add recipe=NAME"):
         load(["schedule=cosine"], config_file=str(file))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "group"),
+    [("lbm_tiny", "evaluation=tapvid_davis"), ("cotracker3_tiny", "evaluation=lbm_davis")],
+)
+def test_a_group_of_another_recipe_is_named(recipe: str, group: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{group} does not fit this recipe \("):
+        load([f"recipe={recipe}", group, "evaluation.dataset_root=data"])
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "a: [", "training: 3"])

@@ -34,6 +34,12 @@ def test_every_reader_of_frames(deep):
     assert (cut_squares(folder / "frame.png", 16)[0] == expected[..., None]).all()
 
 
+def test_floats_are_refused():
+    """Whether 1.0 is white or nearly black, nobody knows."""
+    with pytest.raises(ValueError, match="white is not defined"):
+        to_rgb(Image.fromarray(np.ones((2, 2), np.float32)))
+
+
 def test_color_and_transparency():
     colors = np.arange(4 * 4 * 4, dtype=np.uint8).reshape(4, 4, 4)
     assert (to_rgb(Image.fromarray(colors, "RGBA")) == colors[..., :3]).all()

@@ -7,6 +7,7 @@ import os
 import re
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,6 +94,17 @@ def test_formats_are_told_apart_by_content(tmp_path: Path) -> None:
     assert torch.equal(read_torch_file(tmp_path / "two")["a"], weights["a"])
     with pytest.raises(CheckpointError, match="Nothing of it was run"):
         read_torch_file(tmp_path / "one")
+
+
+@pytest.mark.parametrize("read", [read_torch_file, read_safetensors])
+def test_what_downloads_leave_in_the_place_of_weights_is_named(read: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(CheckpointError, match="run `git lfs pull`"):
+        read(path)
+    path.write_text("\n<!DOCTYPE html><html>Log in</html>")
+    with pytest.raises(CheckpointError, match="is a web page"):
+        read(path)
 
 
 VALUES = {

@@ -6,6 +6,7 @@ ROOT`. N tracks, T frames, (x, y) in pixels, 0 at the center of the first pixel.
 
 from __future__ import annotations
 
+import shlex
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -35,7 +36,8 @@ def list_sequences(root: Path | str) -> list[Path]:
     root = Path(root)
     remedy = (
         "Kubric MOVi-F with tracks is on Hugging Face as facebook/CoTracker3_Kubric; "
-        f"`overt data kubric {root}` makes synthetic sequences in the same format."
+        f"`overt data kubric {shlex.quote(str(root))}` makes synthetic sequences in the same "
+        "format."
     )
     if not root.is_dir():
         raise DataError(f"data.root={root}: no such folder. {remedy}")

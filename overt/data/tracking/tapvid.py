@@ -7,10 +7,13 @@ center of the first pixel. This file does not import torch.
 from __future__ import annotations
 
 import io
+import logging
 import random
+import shlex
 import struct
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +24,8 @@ from PIL import Image
 from overt.data.pictures import to_rgb
 from overt.errors import ConfigError, DataError, nearest
 from overt.files.pickles import load_pickle
+
+logger = logging.getLogger(__name__)
 
 QUERY_MODES = ("first", "strided")
 STRIDE = 5  # frames between the queries of mode "strided"
@@ -38,13 +43,14 @@ class Format(NamedTuple):
     pattern: str
     container: type[dict[Any, Any]] | type[list[Any]]  # by name, or without names
     is_large: bool  # a quick evaluation takes only some of its videos
+    files: int = 1  # as published
 
 
 FORMATS = {
     "davis": Format("tapvid_davis", "tapvid_davis.pkl", dict, False),
     "rgb_stacking": Format("tapvid_rgb_stacking", "tapvid_rgb_stacking.pkl", list, False),
-    "kinetics": Format("tapvid_kinetics", "*_of_0010.pkl", list, True),
-    "robotap": Format("tapvid_robotap", "robotap_split*.pkl", dict, True),
+    "kinetics": Format("tapvid_kinetics", "*_of_0010.pkl", list, True, 10),
+    "robotap": Format("tapvid_robotap", "robotap_split*.pkl", dict, True, 5),
 }
 
 
@@ -98,7 +104,9 @@ class TapVid:
         self._format = FORMATS[dataset]
         self._loaded: tuple[Path, Any] | None = None
         # The number of videos of a file is known only after reading it.
-        entries = [entry for file in find_files(root, dataset) for entry in self._entries(file)]
+        files = find_files(root, dataset)
+        _warn_if_incomplete(files[0].parent, dataset, len(files))
+        entries = [entry for file in files for entry in self._entries(file)]
         self._videos = _fast_subset(entries, dataset) if fast and self._format.is_large else entries
 
     def __len__(self) -> int:
@@ -178,8 +186,23 @@ def find_files(root: Path | str, dataset: str) -> list[Path]:
     raise DataError(
         f"no {layout.pattern} in {' nor in '.join(map(str, folders))}. Point "
         f"evaluation.dataset_root to the folder that holds {layout.folder}, as unpacked from its "
-        f"publisher; `overt data tapvid {root} --dataset {dataset}` makes small synthetic files."
+        f"publisher; `overt data tapvid {shlex.quote(str(root))} --dataset {dataset}` makes small "
+        "synthetic files."
     )
+
+
+@cache  # a run opens the data set for every evaluation
+def _warn_if_incomplete(folder: Path, dataset: str, files: int) -> None:
+    """Warn about missing files: the mean over the other videos is no published score."""
+    expected = FORMATS[dataset].files
+    if files < expected:
+        logger.warning(
+            "%s has %d of the %d files of %s: scores do not compare with those of the whole set",
+            folder,
+            files,
+            expected,
+            dataset,
+        )
 
 
 def _fast_subset(entries: list[_Entry], dataset: str) -> list[_Entry]:

@@ -39,7 +39,7 @@ def read_mask(path: Path) -> NDArray[np.bool_]:
 
 
 def read_queries(path: Path) -> Queries:
-    """Read queries from CSV, with or without a header t,x,y, or from JSON triples."""
+    """Read queries from CSV, with or without a header (t or frame, x, y), or JSON triples."""
     try:
         text = read_file(path).decode("utf-8-sig")  # spreadsheets put a byte order mark first
     except (OSError, UnicodeDecodeError) as error:
@@ -62,11 +62,17 @@ def read_queries(path: Path) -> Queries:
 
 def _csv_rows(path: Path, text: str) -> list[list[str]]:
     try:
-        rows = [row for row in csv.reader(io.StringIO(text)) if any(map(str.strip, row))]
+        rows = [row for row in csv.reader(text.splitlines()) if any(map(str.strip, row))]
     except csv.Error as error:
         raise DataError(f"--queries {path}: expected lines of t,x,y ({error})") from error
     heading = [word.strip().lower() for word in rows[0]] if rows else []
-    return rows[1:] if heading == ["t", "x", "y"] else rows
+    rows = rows[1:] if heading in (["t", "x", "y"], ["frame", "x", "y"]) else rows
+    if any(mark in cell for row in rows for cell in row for mark in ";\t"):
+        raise DataError(
+            f"--queries {path}: its columns are separated by semicolons or tabs; separate them by "
+            "commas, with a point before decimals: 0,40.5,30.5"
+        )
+    return rows
 
 
 def _json_rows(path: Path, text: str) -> list[Any]:

@@ -68,7 +68,9 @@ def read_video(path: Path | str) -> Video:
     elif suffix in (".npy", ".npz"):
         video = Video(_read_array(path), None)
     elif suffix in IMAGES:
-        raise DataError(f"{path} is a single image; give the folder of a video's frames")
+        if not _has_pages(path):
+            raise DataError(f"{path} is a single image; give the folder of a video's frames")
+        video = _read_moving_image(path)
     else:
         video = _read_by_pyav(path)
     height, width = video.frames.shape[2:]
@@ -109,7 +111,8 @@ def write_video(path: Path | str, frames: NDArray[np.uint8], fps: float) -> None
 
 def ordered_images(folder: Path) -> list[Path]:
     """Return the image files of a folder of frames in temporal order."""
-    paths = [path for path in folder.iterdir() if is_frame(path)]
+    # macOS writes a hidden ._NAME beside each file of a disk that is not its own.
+    paths = [path for path in folder.iterdir() if is_frame(path) and path.name[0] != "."]
     if not paths:
         raise DataError(f"{folder}: it has no images; expected {', '.join(IMAGES)} or still .webp")
     return sorted(paths, key=_natural_order)
@@ -148,6 +151,17 @@ def _natural_order(path: Path) -> list[tuple[int, str]]:
     """Sort key: frame 10 after frame 9, with or without leading zeros."""
     parts = re.findall(r"\d+|\D+", path.name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+
+def _has_pages(path: Path) -> bool:
+    """Return whether a TIFF is a stack, as microscopes write them, or a PNG is animated."""
+    if path.suffix.lower() not in (".tif", ".tiff", ".png"):  # a phone's JPEG may hold a thumbnail
+        return False
+    try:
+        with Image.open(path) as image:
+            return getattr(image, "n_frames", 1) > 1
+    except BROKEN as error:
+        raise DataError(f"{path}: it cannot be decoded ({error})") from error
 
 
 def _read_moving_image(path: Path) -> Video:
@@ -221,6 +235,11 @@ def _read_by_pyav(path: Path) -> Video:
     import av
 
     try:
+        if _is_cut_off(path):
+            raise DataError(
+                f"{path}: it is truncated: its frames end behind the end of the file; get it "
+                "again, or save the frames that are left: ffmpeg -i FILE NEW.mp4"
+            )
         with av.open(str(path)) as container:
             if not container.streams.video:
                 raise DataError(f"{path}: it has no video stream")
@@ -233,15 +252,38 @@ def _read_by_pyav(path: Path) -> Video:
     return Video(_stack(frames, path), fps)
 
 
+def _is_cut_off(path: Path) -> bool:
+    """Return whether the frames of an MP4 or QuickTime file lack their end, as in a download that
+    broke off. FFmpeg decodes what is there and reports nothing.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = 0
+        while start + 16 <= size:
+            file.seek(start)
+            length, kind, long = struct.unpack(">I4sQ", file.read(16))
+            length = long if length == 1 else length
+            if (start == 0 and kind != b"ftyp") or length < 8:  # 0: up to the end of the file
+                return False
+            start += length
+            if kind == b"mdat" and start > size:
+                return True
+    return False
+
+
 def upright_pixels(frame: Any) -> NDArray[np.uint8]:
     """Return the pixels (H, W, 3) of a decoded frame of PyAV as players show it.
 
-    Phones store frames as the sensor reads them, and the rotation in the display matrix.
+    Phones store frames as the sensor reads them, and rotation and mirroring in the display matrix.
     """
     pixels = np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
-    # Degrees counterclockwise, like np.rot90. Older versions of PyAV do not report them.
-    quarters = round(getattr(frame, "rotation", 0) / 90)
-    return np.rot90(pixels, quarters)
+    for part in getattr(frame, "side_data", ()):
+        if part.type.name == "DISPLAYMATRIX":  # x' = ax + cy, y' = bx + dy
+            a, b, _, c, d = np.frombuffer(part, np.int32, 5).tolist()
+            if abs(b) > abs(a):
+                pixels, a, d = pixels.transpose(1, 0, 2), c, b
+            pixels = pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
+    return pixels
 
 
 def _write_by_pillow(path: Path, pictures: list[NDArray[np.uint8]], fps: float) -> None:

@@ -46,6 +46,23 @@ def stream_frames(source: Path | int) -> Iterator[Frame]:
         yield from _decode(str(source), None)
 
 
+def stream_rate(source: Path | int) -> float | None:
+    """Return the frame rate that a video file stores, None for a camera or a folder."""
+    if isinstance(source, int) or not source.is_file():
+        return None
+    if source.suffix.lower() in (*IMAGES, *MOVING_IMAGES, ".npy", ".npz"):
+        return read_video(source).fps
+    need_pyav(f"{source}: to read it")
+    import av
+
+    try:
+        with av.open(str(source)) as container:
+            rates = [stream.average_rate for stream in container.streams.video]
+    except (av.error.FFmpegError, OSError):  # decoding reports this better
+        return None
+    return float(rates[0]) if rates and rates[0] else None
+
+
 def _camera(number: int) -> tuple[str, str]:
     backend = CAMERAS.get(sys.platform)
     if backend is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from overt.tools.hub.facts import Facts
 
 # The command that uses a trained model, by the recipe's name up to its first underscore.
@@ -48,9 +50,10 @@ def _front_matter(facts: Facts, license_name: str) -> list[str]:
 
 def _use(facts: Facts, name: str) -> list[str]:
     use = USES.get(facts.recipe.partition("_")[0])
-    commands = [use.format(folder=name)] if use else []
-    commands += [f"overt evaluate checkpoint={name} data.root=DATA"]
-    commands += [f"overt train recipe={facts.recipe} checkpoint.init_from={name} data.root=DATA"]
+    quoted = shlex.quote(name)
+    commands = [use.format(folder=quoted)] if use else []
+    commands += [f"overt evaluate checkpoint={quoted} data.root=DATA"]
+    commands += [f"overt train recipe={facts.recipe} checkpoint.init_from={quoted} data.root=DATA"]
     python = ["import overt", "", f'tracker = overt.load_tracker("{name}")']
     blocks = ["```bash", "pip install overt", *commands, "```", ""]
     if use and "overt track" in use:

@@ -146,6 +146,20 @@ def test_kinetics_decodes_jpeg_and_holds_one_file_at_a_time(tmp_path, monkeypatc
     assert [name[-16:] for name in opened] == ["0000_of_0010.pkl", "0001_of_0010.pkl"]
 
 
+def test_missing_files_are_reported(tmp_path, caplog):
+    for number in range(9):
+        write(tmp_path, "kinetics", [entry(jpeg=True)], f"{number:04d}_of_0010.pkl")
+    TapVid(tmp_path, "kinetics")
+    TapVid(tmp_path, "kinetics")  # as the next evaluation of a run does
+    assert [record.message for record in caplog.records] == [
+        f"{tmp_path / 'tapvid_kinetics'} has 9 of the 10 files of kinetics: scores do not compare "
+        "with those of the whole set"
+    ]
+    write(tmp_path, "kinetics", [entry(jpeg=True)], "0009_of_0010.pkl")
+    TapVid(tmp_path, "kinetics")
+    assert len(caplog.records) == 1
+
+
 def test_frames_as_an_array_of_bytes(tmp_path):
     content = entry(jpeg=True)
     content["video"] = np.array(content["video"], dtype=object)

@@ -47,3 +47,20 @@ def test_a_byte_order_mark_is_skipped(tmp_path):
     ):
         (tmp_path / name).write_text(text, encoding="utf-8-sig")
         assert read_queries(tmp_path / name).tolist() == [[0, 2, 3]]
+
+
+def test_a_heading_may_name_the_frame_and_lines_may_end_as_on_any_system(tmp_path):
+    for name, text in (
+        ("named.csv", "frame,x,y\n0,2,3\n\n1,4,5\n"),
+        ("windows.csv", "0,2,3\r\n\r\n1,4,5\r\n"),
+        ("old_mac.csv", "0,2,3\r1,4,5\r"),
+    ):
+        (tmp_path / name).write_bytes(text.encode())
+        assert read_queries(tmp_path / name).tolist() == [[0, 2, 3], [1, 4, 5]]
+
+
+@pytest.mark.parametrize("text", ["0;40;30\n", "t;x;y\n0;40,5;30,5\n", "0\t40\t30\n"])
+def test_other_separators_are_named(text, tmp_path):
+    (tmp_path / "queries.csv").write_text(text)
+    with pytest.raises(DataError, match="separate them by commas"):
+        read_queries(tmp_path / "queries.csv")

@@ -65,6 +65,10 @@ def set_display_matrix(path: Path, matrix: tuple[int, int, int, int]) -> None:
         ((0, 1, -1, 0), (0, -1)),  # clockwise
         ((-1, 0, 0, -1), (-1, -1)),
         ((0, -1, 1, 0), (-1, 0)),  # counterclockwise
+        ((-1, 0, 0, 1), (0, -1)),  # mirrored
+        ((1, 0, 0, -1), (-1, 0)),
+        ((0, 1, 1, 0), (0, 0)),
+        ((0, -1, -1, 0), (-1, -1)),
     ],
 )
 def test_every_reader_applies_the_rotation_of_a_film(
@@ -178,6 +182,43 @@ def test_a_video_that_is_cut_off_is_refused(
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
     with pytest.raises(DataError, match=rf"video{suffix}: it cannot be decoded"):
         read_video(path)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.95])
+def test_a_film_that_is_cut_off_is_refused(share: float, tmp_path: Path) -> None:
+    """Films for the web begin with their index, so FFmpeg decodes what there is of the frames."""
+    av = pytest.importorskip("av")
+    path = tmp_path / "film.mp4"
+    pixels = np.random.default_rng(0).integers(0, 255, (12, 32, 48, 3), dtype=np.uint8)
+    with av.open(str(path), "w", options={"movflags": "+faststart"}) as container:
+        stream = container.add_stream("h264", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+        for frame in pixels:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+    assert len(read_video(path).frames) == 12
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(DataError, match=r"film\.mp4: it is truncated"):
+        read_video(path)
+
+
+@pytest.mark.parametrize("suffix", [".tif", ".png"])
+def test_pages_of_one_image_are_frames(
+    suffix: str, frames: NDArray[np.uint8], tmp_path: Path
+) -> None:
+    """A stack of a microscope, in 16 bits, or an animated PNG."""
+    path = tmp_path / f"stack{suffix}"
+    gray = frames[:, 0].astype(np.uint16) * 256 if suffix == ".tif" else frames[:, 0]
+    first, *rest = [Image.fromarray(page) for page in gray]
+    first.save(path, save_all=True, append_images=rest)
+    np.testing.assert_array_equal(read_video(path).frames, frames[:, :1].repeat(3, 1))
+
+
+def test_hidden_files_are_no_frames(frames: NDArray[np.uint8], tmp_path: Path) -> None:
+    for number, frame in enumerate(frames):
+        Image.fromarray(frame.transpose(1, 2, 0)).save(tmp_path / f"{number}.png")
+        (tmp_path / f"._{number}.png").write_bytes(b"\0\5\x16\7 of macOS")
+    np.testing.assert_array_equal(read_video(tmp_path).frames, frames)
 
 
 def test_a_gif_may_have_something_behind_its_end(frames: NDArray[np.uint8], tmp_path: Path) -> None:

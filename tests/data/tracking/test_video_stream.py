@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from overt.data.tracking import video as video_module
-from overt.data.tracking.video_stream import stream_frames
+from overt.data.tracking.video import write_video
+from overt.data.tracking.video_stream import stream_frames, stream_rate
 from overt.errors import DataError
 
 
@@ -19,6 +20,18 @@ def test_an_array_is_streamed_frame_by_frame(tmp_path: Path) -> None:
     frames = list(stream_frames(tmp_path / "video.npy"))
     assert [frame.shape for frame in frames] == [(3, 8, 10)] * 3
     np.testing.assert_array_equal(frames[1], video[1].transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".mp4"])
+def test_a_file_tells_its_frame_rate_before_it_is_decoded(suffix: str, tmp_path: Path) -> None:
+    if suffix == ".mp4":
+        pytest.importorskip("av")
+    path = tmp_path / f"video{suffix}"
+    frames = np.random.default_rng(0).integers(0, 255, (3, 3, 16, 16), dtype=np.uint8)
+    write_video(path, frames, 25)
+    assert stream_rate(path) == pytest.approx(25)
+    assert stream_rate(tmp_path) is None
+    assert stream_rate(0) is None
 
 
 class Camera:
