@@ -1,8 +1,8 @@
 """`overt complete SCAN --checkpoint FILE`: complete a defective skull with an implant.
 
-SCAN is a CT or a mask (DICOM folder, .nrrd, .nii.gz, .inv3, .npz), a closed mesh (.stl, .ply, .obj)
-or a cloud of points (.npy, (points, 3)). A checkpoint folder and an exported safetensors file name
-their recipe; for any other file, give --recipe. --mirror and --interpolate need neither: they
+SCAN is a CT or a mask (DICOM folder or multi-frame file, .nrrd, .nii.gz, .inv3, .npz), a closed
+mesh (.stl, .ply, .obj) or a cloud of points (.npy, (points, 3)). A checkpoint folder and an
+exported safetensors file name their recipe; for any other file, give --recipe. --mirror and --interpolate need neither: they
 mirror the healthy side, or continue the vault across a hole in it. --voxels names a trained second
 stage (pcdiff_refine or pcdiff_voxels), which turns the sampled points into volumes; without one, a
 ball is rolled around them.
