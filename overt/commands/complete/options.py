@@ -2,10 +2,10 @@
 
 SCAN is a CT or a mask (DICOM folder or multi-frame file, .nrrd, .nii.gz, .inv3, .npz), a closed
 mesh (.stl, .ply, .obj) or a cloud of points (.npy, (points, 3)). A checkpoint folder and an
-exported safetensors file name their recipe; for any other file, give --recipe. --mirror and --interpolate need neither: they
-mirror the healthy side, or continue the vault across a hole in it. --voxels names a trained second
-stage (pcdiff_refine or pcdiff_voxels), which turns the sampled points into volumes; without one, a
-ball is rolled around them.
+exported safetensors file name their recipe; for any other file, give --recipe. --mirror and
+--interpolate need neither: they mirror the healthy side, or continue the vault across a hole in it.
+--voxels names a trained second stage (pcdiff_refine or pcdiff_voxels), which turns the sampled
+points into volumes; without one, a ball is rolled around them.
 
 Everything is written in patient space (LPS, mm): implant.stl, implant.obj, implant.nrrd and
 implant.nii.gz, report.html (an interactive 3D view), case.json, the sampled points (sample_N.ply),
