@@ -134,8 +134,8 @@ def refuse_volume_options(options: argparse.Namespace) -> None:
         )
 
 
-def why_empty(options: argparse.Namespace) -> str:
-    """Return the likely reason."""
+def why_empty(options: argparse.Namespace, voters: int = 0) -> str:
+    """Return the likely reason; `voters`: of how many samples the implant is the vote."""
     if options.clearance:
         return f"no voxel is {options.clearance:g} mm from the skull, as --clearance asks"
     if options.mirror:
@@ -143,6 +143,8 @@ def why_empty(options: argparse.Namespace) -> str:
             "no gap of the skull has bone on the other side, as across the midline; use "
             "--interpolate, or a trained model (--checkpoint)"
         )
+    if voters == 1:
+        return "the points of the sample enclose no volume; take more steps, or another model"
     return "at least half of the samples must share a volume; take more steps, or another model"
 
 
