@@ -88,10 +88,7 @@ def read_dicom(source: Path) -> Volume:
             f"{source} is not a readable scan; it is one image of DICOM; give its folder"
         )
     if largest < 2:
-        raise DataError(
-            f"{source} holds no series of DICOM images with a position in space; expected two "
-            "slices or more"
-        )
+        raise _no_series(source)
     chosen, *others = (series for series in candidates if len(series.slices) == largest)
     if others:
         logger.warning(
@@ -131,7 +128,7 @@ def _slices(path: Path, header: Any) -> Iterator[Slice]:
         if (position.shape, orientation.shape, spacing.shape) != ((3,), (6,), (2,)):
             raise ValueError("an image without a position")
         size = (int(header.Rows), int(header.Columns))
-        uid = str(header.get("SOPInstanceUID"))
+        uid = str(header.get("SOPInstanceUID") or path)
         yield Slice(path, frame, uid, position, orientation, spacing, size)
 
 
@@ -150,6 +147,8 @@ def _element(image: Any, frame: int, name: str) -> Any:
 def arrange(slices: Sequence[Slice], source: Path) -> tuple[list[Slice], Matrix]:
     """Return slices in the order of their positions, and the affine of the grid they form."""
     slices = _without_copies(slices, source)
+    if len(slices) < 2:
+        raise _no_series(source)
     first = slices[0]
     for other in slices:
         is_close = np.allclose(other.spacing, first.spacing, rtol=1e-3)
@@ -190,6 +189,13 @@ def arrange(slices: Sequence[Slice], source: Path) -> tuple[list[Slice], Matrix]
     return ordered, affine
 
 
+def _no_series(source: Path) -> DataError:
+    return DataError(
+        f"{source} holds no series of DICOM images with a position in space; expected two slices "
+        "or more"
+    )
+
+
 def _without_copies(slices: Sequence[Slice], source: Path) -> list[Slice]:
     """Drop further files of the same image."""
     kept: dict[tuple[object, ...], Slice] = {}
@@ -209,7 +215,8 @@ def _grid(image: Slice) -> str:
 
 
 def _name(image: Slice) -> str:
-    return f"frame {image.frame}" if image.frame else image.path.name
+    frame = f"frame {image.frame + 1} of " if image.frame else ""
+    return frame + image.path.name
 
 
 def _values(slices: Sequence[Slice]) -> Array:  # (column, row, slice)
@@ -230,6 +237,8 @@ def _values(slices: Sequence[Slice]) -> Array:  # (column, row, slice)
         try:
             stored = content.pixel_array
             stored = (stored[image.frame] if content.get("NumberOfFrames", 1) > 1 else stored).T
+            if stored.ndim != 2:
+                raise ValueError("colors; expected one number for each pixel")
             factor, offset = (
                 default if value is None else float(value)
                 for value, default in (

@@ -150,6 +150,10 @@ def test_copies_of_an_image_are_read_once(tmp_path: Path, caplog: pytest.LogCapt
     (tmp_path / "copy of x2").write_bytes(paths[2].read_bytes())
     np.testing.assert_array_equal(scans.read_scan(tmp_path).values, VALUES)
     assert "1 of 7 DICOM images are copies" in caplog.text
+    for path in paths[:2] + paths[3:]:
+        path.unlink()
+    with pytest.raises(DataError, match="expected two slices or more"):
+        scans.read_scan(tmp_path)
 
 
 def test_a_gap_is_named_with_the_slices_beside_it(tmp_path: Path) -> None:
@@ -166,6 +170,14 @@ def test_slices_on_other_grids_are_refused(tmp_path: Path) -> None:
         scans.read_scan(tmp_path)
     rewrite(paths[4], PixelSpacing=[0.5, 0.5], Rows=4, PixelData=bytes(32))
     with pytest.raises(DataError, match=r"but x4 has 4 x 4 pixels"):
+        scans.read_scan(tmp_path)
+
+
+def test_colors_among_slices_are_named(tmp_path: Path) -> None:
+    colored = write_series(tmp_path)[3]
+    rewrite(colored, SamplesPerPixel=3, PhotometricInterpretation="RGB", PlanarConfiguration=0)
+    rewrite(colored, BitsAllocated=8, BitsStored=8, HighBit=7, PixelData=bytes(60))
+    with pytest.raises(DataError, match=r"x3: its pixels cannot be read \(colors; expected one"):
         scans.read_scan(tmp_path)
 
 
