@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from overt.data.workers import loader_context
 from overt.distributed import World, gather_objects
+from overt.errors import DataError
 from overt.progress import each
 
 Value = TypeVar("Value")
@@ -46,7 +47,10 @@ def read_ahead(
         worker_init_fn=_one_thread,
         multiprocessing_context=context,
     )
-    yield from context.read(loader)
+    for value in context.read(loader):
+        if isinstance(value, DataError):
+            raise value
+        yield value
 
 
 class _Batches:
@@ -59,7 +63,10 @@ class _Batches:
         return len(self.batches)
 
     def __getitem__(self, index: int) -> Any:
-        return self.read(self.batches[index])
+        try:
+            return self.read(self.batches[index])
+        except DataError as error:  # raised here, torch would add the traceback of this process
+            return error
 
 
 def _one_thread(worker: int) -> None:

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overt.distributed import World, init_distributed
+from overt.errors import DataError
 from overt.evaluation import (
     mean_of_rows,
     own_batches,
+    read_ahead,
     score_batches,
     score_each,
     summarize,
@@ -55,6 +57,17 @@ def test_rows_and_means_are_those_of_one_process(
 
 def test_rows_come_in_the_order_of_the_samples() -> None:
     assert score_each(ALONE, 3, lambda index: {"i": index}) == [{"i": 0}, {"i": 1}, {"i": 2}]
+
+
+def unreadable(batch: range) -> list[int]:
+    raise DataError("mask 3.png is truncated; copy it again")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_batch_arrives_as_one_clean_message(workers: int) -> None:
+    with pytest.raises(DataError) as stopped:
+        list(read_ahead(unreadable, own_batches(ALONE, 4, 2), workers))
+    assert str(stopped.value) == "mask 3.png is truncated; copy it again"
 
 
 def test_batches_are_scored_once_each() -> None:

@@ -132,7 +132,7 @@ class _Samples(Dataset[Any]):
 
 
 class _Collate:
-    """Makes a micro-batch of samples by the recipe's collate; a failed sample stays an error."""
+    """Makes a micro-batch of samples by the recipe's collate, or returns what failed."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate
@@ -144,7 +144,10 @@ class _Collate:
                     f"sample {identity.index} of the training data cannot be read: {sample}"
                 )
         ids = tuple(identity for identity, _ in items)
-        batch = self.collate([sample for _, sample in items])
+        try:
+            batch = self.collate([sample for _, sample in items])
+        except DataError as error:  # raised in a loader process, torch would add its traceback
+            return error
         return MicroBatch(ids, batch, is_padding=ids[0].is_padding)
 
 

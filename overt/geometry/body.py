@@ -21,7 +21,7 @@ from overt.geometry.rotation import axis_angle_to_matrix, compose, rotate
 
 BODY_JOINTS = 22  # pelvis and the 21 of `body_pose`
 HAND_JOINTS = 15
-SHAPE_NUMBERS = EXPRESSION_NUMBERS = 10
+SHAPE_NUMBERS = 10  # that PoseNet predicts; labels may have more
 SMPL_JOINTS = 24
 SMPLX_JOINTS = 55
 HEAD_PART, LEFT_HAND_PART, RIGHT_HAND_PART = 16, 23, 24
@@ -136,6 +136,12 @@ class BodyFile:
     rendered_as: str | None = None  # what rendered people of this body are marked with
 
     @property
+    def shape_directions(self) -> NDArray[np.float32]:  # (V, 3, S)
+        """The directions of the shape, without those of the expression."""
+        is_long = self.shapedirs.shape[-1] >= LONG_SHAPE_SPACE
+        return self.shapedirs[..., : LONG_SHAPE_SPACE if is_long else SHAPE_NUMBERS]
+
+    @property
     def joint_count(self) -> int:
         return len(self.parents)
 
@@ -159,7 +165,7 @@ class BodyModel(nn.Module):
         super().__init__()
         self.parents = file.parents
         count = len(file.v_template)
-        directions = _directions(file)  # (V, 3, S)
+        directions = file.shape_directions
         has_pose = bool(np.any(file.posedirs))
 
         def keep(name: str, array: NDArray[np.generic] | None) -> None:
@@ -237,12 +243,3 @@ def parts_by_joint(file: BodyFile) -> NDArray[np.uint8]:
     parts[BODY_JOINTS:] = HEAD_PART
     parts[-2 * HAND_JOINTS : -HAND_JOINTS], parts[-HAND_JOINTS:] = LEFT_HAND_PART, RIGHT_HAND_PART
     return np.asarray(parts[joints], dtype=np.uint8)
-
-
-def _directions(file: BodyFile) -> NDArray[np.float32]:
-    """Ten shape numbers and, where the file has an expression, ten of that."""
-    available = file.shapedirs.shape[-1]
-    start = LONG_SHAPE_SPACE if available > LONG_SHAPE_SPACE else SHAPE_NUMBERS
-    shape = file.shapedirs[..., :SHAPE_NUMBERS]
-    expression = file.shapedirs[..., start : start + EXPRESSION_NUMBERS]
-    return np.concatenate([shape, expression], axis=-1).astype(np.float32)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from small_recipes import SMALL_HJEPA
 
 from overt.commands.features import main
@@ -54,5 +55,11 @@ def test_what_cannot_be_is_refused(root: Path, tmp_path: Path) -> None:
     elsewhere = words(root, tmp_path / "c")
     with pytest.raises(DataError):
         main([str(tmp_path / "none"), *elsewhere[1:]])
+    with pytest.raises(ConfigError, match="here --unlabeled reads IMAGES without classes"):
+        main([*elsewhere, "data.labeled=false"])
+    Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
+    with pytest.raises(DataError, match=r"outside of any class folder.*`overt features`: --unlab"):
+        main([str(tmp_path), *elsewhere[1:]])
+    assert main([str(tmp_path), *elsewhere[1:], "--unlabeled", "--workers", "0"]) == 0
     with pytest.raises(ConfigError, match="ImageEncoder in overt"):
         main([*elsewhere, "--recipe", "lbm_tiny"])

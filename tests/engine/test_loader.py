@@ -70,6 +70,7 @@ def make(
     seed: int = 0,
     drop_last: bool = False,
     workers: int = 0,
+    collate: Callable[[list[tuple[int, float]]], Tensor] = collate,
 ) -> StepLoader:
     plan, world = BatchPlan(batch, accumulation, size), World(rank, size, rank, CPU)
     return StepLoader(
@@ -268,6 +269,19 @@ def test_a_broken_sample_arrives_as_one_clean_message(workers: int) -> None:
     assert str(stopped.value) == (
         "sample 4 of the training data cannot be read: file 00042.png is truncated; copy it again"
     )
+
+
+def refuse(samples: list[tuple[int, float]]) -> Tensor:
+    raise DataError("images of one size are needed")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_that_make_no_batch_arrive_as_one_clean_message(workers: int) -> None:
+    loader = make(Numbers(6), batch=6, workers=workers, collate=refuse)
+    with pytest.raises(DataError) as stopped:
+        loader.next_step()
+    loader.close()
+    assert str(stopped.value) == "images of one size are needed"
 
 
 class PageFaults:

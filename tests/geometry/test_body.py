@@ -1,5 +1,7 @@
 """Bodies: skinning follows its joints, files come back, missing ones are explained."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -54,6 +56,24 @@ def test_shape_zero_scales_the_person(model: BodyModel) -> None:
     body = model(shape, rest_pose(2))
     torch.testing.assert_close(body.vertices[1], 1.1 * body.vertices[0])
     torch.testing.assert_close(model.joints(shape, rest_pose(2)), body.joints)
+
+
+@pytest.mark.parametrize(("available", "used"), [(10, 10), (20, 10), (300, 300), (400, 300)])
+def test_all_shape_directions_of_a_file_are_used_and_none_of_the_expression(
+    available: int, used: int
+) -> None:
+    file = capsule_body()
+    directions = np.random.default_rng(0).normal(0, 0.01, (len(file.v_template), 3, available))
+    body = BodyModel(replace(file, shapedirs=directions.astype(np.float32)))
+    assert body.shape_numbers == used
+    shape = torch.zeros(1, used)
+    shape[0, -1] = 2.0
+    found = body(shape, rest_pose(joints=55))
+    expected = file.v_template + 2 * directions[..., used - 1]
+    np.testing.assert_allclose(found.vertices[0].numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        body.joints(shape, rest_pose(joints=55))[0, 0], file.J_regressor[0] @ expected, atol=1e-5
+    )
 
 
 def test_parts_follow_from_the_weights_where_a_file_has_none() -> None:

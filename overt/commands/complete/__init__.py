@@ -63,9 +63,8 @@ def main(arguments: Sequence[str]) -> int:
         f"written to {folder}: {', '.join(written)}"
     )
     if is_empty:
-        raise DataError(
-            f"the implant in {folder} is empty: {why_empty(options)}. The sampled points are there"
-        )
+        reason = why_empty(options, len(samples) if options.vote else 1)
+        raise DataError(f"the implant in {folder} is empty: {reason}. The sampled points are there")
     return 0
 
 

@@ -1,11 +1,11 @@
 """`overt complete SCAN --checkpoint FILE`: complete a defective skull with an implant.
 
-SCAN is a CT or a mask (DICOM folder, .nrrd, .nii.gz, .inv3, .npz), a closed mesh (.stl, .ply, .obj)
-or a cloud of points (.npy, (points, 3)). A checkpoint folder and an exported safetensors file name
-their recipe; for any other file, give --recipe. --mirror and --interpolate need neither: they
-mirror the healthy side, or continue the vault across a hole in it. --voxels names a trained second
-stage (pcdiff_refine or pcdiff_voxels), which turns the sampled points into volumes; without one, a
-ball is rolled around them.
+SCAN is a CT or a mask (DICOM folder or multi-frame file, .nrrd, .nii.gz, .inv3, .npz), a closed
+mesh (.stl, .ply, .obj) or a cloud of points (.npy, (points, 3)). A checkpoint folder and an
+exported safetensors file name their recipe; for any other file, give --recipe. --mirror and
+--interpolate need neither: they mirror the healthy side, or continue the vault across a hole in it.
+--voxels names a trained second stage (pcdiff_refine or pcdiff_voxels), which turns the sampled
+points into volumes; without one, a ball is rolled around them.
 
 Everything is written in patient space (LPS, mm): implant.stl, implant.obj, implant.nrrd and
 implant.nii.gz, report.html (an interactive 3D view), case.json, the sampled points (sample_N.ply),
@@ -134,8 +134,8 @@ def refuse_volume_options(options: argparse.Namespace) -> None:
         )
 
 
-def why_empty(options: argparse.Namespace) -> str:
-    """Return the likely reason."""
+def why_empty(options: argparse.Namespace, voters: int = 0) -> str:
+    """Return the likely reason; `voters`: of how many samples the implant is the vote."""
     if options.clearance:
         return f"no voxel is {options.clearance:g} mm from the skull, as --clearance asks"
     if options.mirror:
@@ -143,6 +143,8 @@ def why_empty(options: argparse.Namespace) -> str:
             "no gap of the skull has bone on the other side, as across the midline; use "
             "--interpolate, or a trained model (--checkpoint)"
         )
+    if voters == 1:
+        return "the points of the sample enclose no volume; take more steps, or another model"
     return "at least half of the samples must share a volume; take more steps, or another model"
 
 

@@ -61,7 +61,7 @@ def _load(path: Path, images: str, labels: str | None) -> tuple[NDArray[Any], ND
                     raise DataError(
                         f"{path}: has no array {key!r}{nearest(key, archive.files)}; found "
                         f"{names}. Name the arrays to read; a set without labels is read with "
-                        "data.labeled=false (in Python labels=None)."
+                        "data.labeled=false (`overt features`: --unlabeled; in Python labels=None)."
                     )
             return archive[images], None if labels is None else archive[labels]
     except FileNotFoundError as error:

@@ -96,7 +96,7 @@ def list_images(root: Path | str, labeled: bool = True) -> Listing:
     if loose:
         raise DataError(
             f"{top}: {_first_names(loose, 'image')} outside of any class folder. {_layout(top)} Or "
-            "read the set without labels (data.labeled=false)."
+            "read the set without labels (data.labeled=false; `overt features`: --unlabeled)."
         )
     classes = tuple(folder.name for folder in folders)
     empty = [name for name, count in zip(classes, counts, strict=True) if not count]

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from overt.data.images.decode import SUFFIXES
-from overt.data.images.published import ListedFiles
+from overt.data.images.published import ListedFiles, class_folders
 from overt.errors import DataError
 
 INNER = ("", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")  # where train and val may lie
@@ -38,12 +38,11 @@ def list_imagenet(source: Path | str) -> dict[str, ListedFiles]:
             break
     else:
         raise DataError(f"{top}: not ImageNet; {LAYOUTS}")
-    classes = tuple(sorted({folder.name for part in train for folder in part.iterdir()
-                            if folder.is_dir()}))  # fmt: skip
+    classes = tuple(sorted({folder.name for part in train for folder in class_folders(part)}))
     numbers = {name: number for number, name in enumerate(classes)}
     if not classes:
         raise DataError(f"{train[0]}: no class folder; {LAYOUTS}")
-    has_folders = any(path.is_dir() for part in val for path in part.iterdir())
+    has_folders = any(class_folders(part) for part in val)
     class_of = _parent_name if has_folders else _flat_labels(top, root)
     return {
         "train": _listed(root, train, numbers, _parent_name),
@@ -90,7 +89,8 @@ def _listed(
     names, labels = [], []
     paths = sorted(path for part in parts for path in part.rglob("*"))
     for path in paths:
-        if path.suffix.lower() not in SUFFIXES:
+        is_hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+        if is_hidden or path.suffix.lower() not in SUFFIXES:
             continue
         name = class_of(path)
         if name not in numbers:

@@ -288,6 +288,11 @@ class ListedFiles:
     classes: tuple[str, ...]
 
 
+def class_folders(top: Path) -> list[Path]:
+    """Return the folders in a folder, without hidden ones such as those of notebooks."""
+    return [path for path in top.iterdir() if path.is_dir() and not path.name.startswith(".")]
+
+
 def list_tiny_imagenet(source: Path | str) -> dict[str, ListedFiles]:
     """List Tiny-ImageNet-200: train/WNID/images/*.JPEG, and val/images with val_annotations.txt."""
     root = Path(source)
@@ -298,11 +303,11 @@ def list_tiny_imagenet(source: Path | str) -> dict[str, ListedFiles]:
             f"{root}: not Tiny-ImageNet; expected train/WNID/images/*.JPEG, val/images/*.JPEG and "
             "val/val_annotations.txt. Extract tiny-imagenet-200.zip and give its folder."
         )
-    classes = tuple(sorted(folder.name for folder in train.iterdir() if folder.is_dir()))
+    classes = tuple(sorted(folder.name for folder in class_folders(train)))
     numbers = {name: index for index, name in enumerate(classes)}
     names, labels = [], []
     for name in classes:
-        for path in sorted((train / name).rglob("*.JPEG")):
+        for path in sorted((train / name).rglob("[!.]*.JPEG")):
             names.append(str(path.relative_to(root)))
             labels.append(numbers[name])
     listed = {"train": ListedFiles(root, names, np.array(labels, np.int64), classes)}

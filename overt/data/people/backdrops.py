@@ -42,7 +42,7 @@ class Photographs:
         if folder is None:
             return
         root = Path(folder)
-        self.paths = sorted(p for p in root.rglob("*") if p.suffix.lower() in PICTURES)
+        self.paths = sorted(p for p in root.rglob("[!.]*") if p.suffix.lower() in PICTURES)
         if not self.paths:
             raise DataError(f"backgrounds {root}: no picture below it ({', '.join(PICTURES)})")
 

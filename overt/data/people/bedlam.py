@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from overt.data.people.human_data import SMPLX_SHAPES, HumanData
+from overt.data.people.human_data import SMPLX_SHAPES, HumanData, reshaped
 from overt.errors import DataError
 from overt.files.pickles import safe_globals
 
@@ -125,7 +125,7 @@ def _rows(
             array = np.stack([_numbers(row) for row in value])
         else:
             array = _numbers(value)
-        return array.reshape(len(array), *shape)
+        return reshaped(array, name, shape)
     # Text, a single number, rows of different or of the wrong length.
     except (ValueError, TypeError, RuntimeError) as error:
         expected = "numbers for each person" if shape == (-1,) else str(("N", *shape))

@@ -170,9 +170,11 @@ def check_picture(image_size: tuple[int, int], mask: NDArray[Any] | None) -> Non
     if mask is None:
         return
     if mask.shape != image_size or not np.any(mask):
+        is_lying = height != width and mask.shape == (width, height)
+        remedy = ". Save it upright, as the EXIF orientation of the picture shows it" * is_lying
         raise DataError(
             f"the mask is {mask.shape} with {np.count_nonzero(mask)} pixels set; it must be "
-            f"{image_size} like the picture, and show the person"
+            f"{image_size} like the picture, and show the person{remedy}"
         )
     extent = int(mask_box(mask)[2:].max())
     if extent < LEAST_PX:

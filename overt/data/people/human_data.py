@@ -26,7 +26,8 @@ from overt.files.pickles import load_pickle
 
 Array = NDArray[Any]
 
-# Shapes, per row, of the pose and shape parameters when written; any shape is accepted when read.
+# Shapes, per row, of the pose and shape parameters when written; any shape is accepted when read,
+# and more shape coefficients.
 SMPLX_SHAPES: dict[str, tuple[int, ...]] = {
     "global_orient": (3,),
     "body_pose": (21, 3),
@@ -305,12 +306,37 @@ def _parameters(path: Path, group: str, value: Any) -> dict[str, Array]:
                     f"{path}: {group}/{name} is not usable ({error}); expected {('N', *shape)}"
                 ) from None
             try:
-                columns[f"{group}/{name}"] = rows.reshape(len(rows), *shape)
+                columns[f"{group}/{name}"] = reshaped(rows, name, shape)
             except ValueError:
+                more = " or more coefficients" if name == "betas" else ""
                 raise DataError(
-                    f"{path}: {group}/{name} has shape {rows.shape}; expected {('N', *shape)}"
+                    f"{path}: {group}/{name} has shape {rows.shape}; expected {('N', *shape)}{more}"
                 ) from None
     return columns
+
+
+def reshaped(rows: Array, name: str, shape: tuple[int, ...]) -> Array:
+    """Return parameters (N, *shape); of the shape as many coefficients as any row uses.
+
+    Raises a ValueError where they do not fit.
+    """
+    if name != "betas" or not len(rows):
+        return rows.reshape(len(rows), *shape)
+    wide, least = rows.reshape(len(rows), -1), shape[0]
+    if wide.shape[1] < least:
+        raise ValueError(f"{wide.shape[1]} shape coefficients, expected {least} or more")
+    used = np.nonzero(wide[:, least:].any(0))[0]  # many files are padded with zeros
+    return wide[:, : least + int(used.max(initial=-1)) + 1]
+
+
+def require_directions(data: HumanData, group: str, available: int, body: str) -> None:
+    """Reject labels with more shape coefficients than their body has directions."""
+    count = data.columns[f"{group}/betas"].shape[1]
+    if count > available:
+        raise DataError(
+            f"{data.path}: {group}/betas has {count} shape coefficients, but {body} has "
+            f"{available}; name the body model file with 300 of them, or shorten the labels"
+        )
 
 
 def _stack(rows: Any) -> NDArray[np.float32]:

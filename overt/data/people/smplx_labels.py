@@ -25,6 +25,7 @@ from overt.data.people.human_data import (
     HumanData,
     labeled_rows,
     non_finite_rows,
+    require_directions,
     write_human_data,
 )
 from overt.errors import DataError
@@ -175,6 +176,7 @@ class Converter:
 
     def convert(self, data: HumanData, rows: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
         """Return the SMPL-X columns of some rows, and the fitting errors."""
+        require_directions(data, "smpl", self.smpl.shape_numbers, f"--smpl {self.options.smpl}")
 
         def take(name: str) -> Tensor:
             return torch.tensor(np.array(data.columns[f"smpl/{name}"][rows]), device=self.device)

@@ -66,7 +66,7 @@ def prepare(
     force: bool = False,
 ) -> Prepared:
     """Write a cloud of `points` for every volume below `root`, and the two lists if missing."""
-    skulls = sorted((root / "complete_skull").glob("*.nrrd"))
+    skulls = sorted((root / "complete_skull").glob("[!.]*.nrrd"))
     if not skulls:
         raise DataError(
             f"{root / 'complete_skull'} holds no volumes (*.nrrd); expected complete_skull, "

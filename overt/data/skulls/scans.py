@@ -12,10 +12,11 @@ import math
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from overt.data.skulls.dicom import MEDICAL, is_dicom, read_dicom
 from overt.data.skulls.invesalius import read_invesalius
 from overt.data.skulls.meshes import MESHES, Faces, Points, read_mesh
 from overt.data.skulls.nrrd import read_nrrd
@@ -34,9 +35,9 @@ SMALLEST_MESH_MM, LARGEST_MESH_MM = 5.0, 1000.0  # along the longest axis
 SMALLEST_MM, LARGEST_MM = 1.0, 2000.0  # along the longest axis
 LARGEST_VOXEL_MM = 20.0
 LARGEST_TILT = 1.0  # degrees between two axes, from a right angle
-_MEDICAL = "pip install 'overt[medical]'"
 FORMATS = (
-    "a DICOM folder, .nrrd, .nii, .nii.gz, .inv3, .npz (array `values`, `spacing` or `affine`), "
+    "a DICOM folder or multi-frame file, .nrrd, .nii, .nii.gz, .inv3, .npz (array `values`, "
+    "`spacing` or `affine`), "
     f".npy with --spacing, or a mesh ({', '.join(MESHES)})"
 )
 
@@ -46,7 +47,7 @@ def read_scan(path: Path, spacing: tuple[float, float, float] | None = None) -> 
     if not path.exists():
         raise DataError(f"no scan at {path}; check the path")
     name = path.name.lower()
-    if path.is_dir():
+    if path.is_dir() or is_dicom(path):
         volume = read_dicom(path)
     elif name.endswith(".nrrd"):
         volume = read_nrrd(path)
@@ -59,8 +60,7 @@ def read_scan(path: Path, spacing: tuple[float, float, float] | None = None) -> 
     elif name.endswith(MESHES):
         volume = volume_of_mesh(path)
     else:
-        remedy = "it is one image of DICOM; give its folder" if _is_dicom(path) else ""
-        raise DataError(f"{path} is not a readable scan; {remedy or f'expected {FORMATS}'}")
+        raise DataError(f"{path} is not a readable scan; expected {FORMATS}")
     shape = volume.values.shape
     if len(shape) != 3:
         raise DataError(f"{path}: an array of shape {shape}; expected three axes")
@@ -112,7 +112,7 @@ def read_nifti(path: Path) -> Volume:
     try:
         import nibabel
     except ImportError as error:
-        raise DataError(f"NIfTI is read by nibabel, which is not installed; {_MEDICAL}") from error
+        raise DataError(f"NIfTI is read by nibabel, which is not installed; {MEDICAL}") from error
     try:
         check_file(path)
         image: Any = nibabel.load(path)
@@ -136,6 +136,14 @@ def read_nifti(path: Path) -> Volume:
                 " right side.",
                 path,
             )
+        distance = _disagreement(image)
+        if distance > min(image.header.get_zooms()[:3]) / 2:
+            logger.warning(
+                "%s: the sform and the qform of its header place voxels up to %.3g mm apart; the "
+                "sform is used. Check that the implant is at the right place in the programs that "
+                "read it.",
+                path, distance * _millimeters(image.header),
+            )  # fmt: skip
     except DataError:
         raise
     except Exception as error:  # nibabel stops with almost any error on a damaged file
@@ -157,13 +165,27 @@ def _is_oriented(header: Any) -> bool:
     return any(int(header[name]) > 0 for name in ("qform_code", "sform_code") if name in names)
 
 
+def _disagreement(image: Any) -> float:
+    """Return how far a corner is moved from where one affine of a NIfTI has it by the other."""
+    affines = [
+        getattr(image, f"get_{name}")(coded=True)[0]
+        for name in ("sform", "qform")
+        if hasattr(image, f"get_{name}")
+    ]
+    if len(affines) < 2 or any(affine is None for affine in affines):
+        return 0.0
+    corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(image.shape[:3]) - 1)  # (8, 3)
+    difference = affines[0] - affines[1]
+    return float(np.linalg.norm(corners @ difference[:3, :3].T + difference[:3, 3], axis=1).max())
+
+
 def write_nifti(path: Path, volume: Volume) -> None:
     """Write a mask as NIfTI; LPS becomes RAS."""
     try:
         import nibabel
     except ImportError as error:
         raise DataError(
-            f"NIfTI is written by nibabel, which is not installed; {_MEDICAL}"
+            f"NIfTI is written by nibabel, which is not installed; {MEDICAL}"
         ) from error
     image: Any = nibabel.Nifti1Image(  # type: ignore[no-untyped-call]
         volume.values.astype(np.uint8), LPS_TO_RAS @ volume.affine
@@ -280,121 +302,3 @@ def count_open_edges(vertices: Points, faces: Faces) -> tuple[int, int]:
     # A degenerate face has an edge from a vertex to itself, which adds 0.
     balance = np.bincount(edge, weights=np.sign(end - start))
     return int(np.count_nonzero(balance)), len(balance)
-
-
-class Series(NamedTuple):
-    """Images of one series with the same orientation."""
-
-    uid: str
-    orientation: Matrix  # (6,)
-    paths: list[Path]
-    number: str
-    description: str
-
-    def has(self, uid: str, orientation: Matrix) -> bool:
-        return self.uid == uid and float(np.abs(self.orientation - orientation).max()) < 1e-3
-
-    def __str__(self) -> str:
-        return f"series {self.number} ({self.description})"
-
-
-def read_dicom(folder: Path) -> Volume:
-    """Read the largest series of a folder, in Hounsfield units if its headers define them.
-
-    Images of one series with other orientations, such as scouts, are separate series.
-    """
-    try:
-        import pydicom
-    except ImportError as error:
-        raise DataError(f"DICOM is read by pydicom, which is not installed; {_MEDICAL}") from error
-    candidates: list[Series] = []
-    for path in sorted(file for file in folder.rglob("*") if file.is_file()):
-        try:
-            _add(candidates, path, pydicom.dcmread(path, stop_before_pixels=True))
-        except Exception:  # not DICOM, or an image without a position, such as a scout
-            continue
-    largest = max((len(series.paths) for series in candidates), default=0)
-    if largest < 2:
-        raise DataError(
-            f"{folder} holds no series of DICOM images with a position in space; expected two "
-            "slices or more, each a file"
-        )
-    chosen, *others = (series for series in candidates if len(series.paths) == largest)
-    if others:
-        logger.warning(
-            "%s holds %d series of %d slices each; reading %s, not %s. To read another one, move "
-            "it to a separate folder.",
-            folder, len(others) + 1, largest, chosen, ", ".join(map(str, others)),
-        )  # fmt: skip
-    slices = []
-    for path in chosen.paths:
-        try:
-            slices.append(pydicom.dcmread(path))
-            if "ImagePositionPatient" not in slices[-1]:  # it was in the header
-                raise ValueError("its compressed pixels end early")
-        except Exception as error:  # a header that was readable, and damaged pixels
-            raise DataError(f"{path}: this DICOM image cannot be read ({error})") from error
-    return stack_slices(slices, folder)
-
-
-def _is_dicom(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(132)[128:] == b"DICM"
-    except OSError:
-        return False
-
-
-def _add(candidates: list[Series], path: Path, header: Any) -> None:
-    """Add an image to its series; raises almost any error where it has no position in space."""
-    uid = str(header.SeriesInstanceUID)
-    numbers = header.ImagePositionPatient, header.ImageOrientationPatient, header.PixelSpacing
-    position, orientation, spacing = (np.array(values, dtype=np.float64) for values in numbers)
-    if (position.shape, orientation.shape, spacing.shape) != ((3,), (6,), (2,)):
-        raise ValueError("an image without a position")
-    for series in candidates:
-        if series.has(uid, orientation):
-            series.paths.append(path)
-            return
-    number = header.get("SeriesNumber")
-    described = header.get("SeriesDescription") or "no description"
-    name = f"of UID {uid}" if number is None else str(number)
-    candidates.append(Series(uid, orientation, [path], name, str(described)))
-
-
-def stack_slices(slices: list[Any], folder: Path) -> Volume:
-    """Stack DICOM images of one series in the order of their positions."""
-    source = f"{folder}: its DICOM images"
-    try:
-        rows, columns = np.array(slices[0].ImageOrientationPatient, dtype=float).reshape(2, 3)
-        normal = np.cross(rows, columns)
-        positions = np.array([item.ImagePositionPatient for item in slices], dtype=float)
-        order = np.argsort(positions @ normal)
-        heights = (positions @ normal)[order]
-        steps = np.diff(heights)
-        step = float(np.median(steps))
-        if step <= 0 or np.abs(steps - step).max() > 0.1 * step:
-            raise DataError(
-                f"{folder}: slices are {steps.min():g} to {steps.max():g} mm apart; expected one "
-                "distance. A slice is missing or duplicated."
-            )
-        between_rows, between_columns = (float(x) for x in slices[0].PixelSpacing)
-        layers = []
-        for index in order:
-            item = slices[int(index)]
-            factor = float(getattr(item, "RescaleSlope", 1))
-            offset = float(getattr(item, "RescaleIntercept", 0))
-            source = f"{getattr(item, 'filename', folder)}: its pixels"
-            layers.append(item.pixel_array.T.astype(np.float32) * factor + offset)
-        source = f"{folder}: its DICOM images"
-        values = np.stack(layers, axis=2)  # (column, row, slice)
-    except DataError:
-        raise
-    except Exception as error:  # pydicom stops with almost any error on a damaged file
-        raise DataError(f"{source} cannot be read ({error})") from error
-    affine = np.eye(4)
-    affine[:3, 0], affine[:3, 1] = rows * between_columns, columns * between_rows
-    affine[:3, 2] = (positions[order[-1]] - positions[order[0]]) / (len(slices) - 1)
-    affine[:3, 3] = positions[order[0]]
-    is_integral = np.array_equal(values, np.round(values)) and np.abs(values).max() < 2**15
-    return Volume(values.astype(np.int16) if is_integral else values, affine)

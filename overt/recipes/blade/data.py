@@ -27,6 +27,7 @@ from overt.data.people.mixture import DrawnMixture
 from overt.data.people.scenes import PeopleOptions
 from overt.data.people.synthetic import write_people
 from overt.distributed import main_first
+from overt.geometry.body import SHAPE_NUMBERS
 from overt.geometry.body_files import CAPSULE
 from overt.geometry.crop import Picture, transform_points
 from overt.geometry.pose import mirror_pose, rotate_in_plane
@@ -151,7 +152,7 @@ class PoseSource:
             depth_crop(people, index, picture, settings.depth_size),
             as_tensor(pixels),
             torch.cat([root[None], body, left, right]),
-            torch.from_numpy(np.array(label.shape, np.float32)),
+            torch.from_numpy(np.array(label.shape[:SHAPE_NUMBERS], np.float32)),
             float(people.pelvis(index)[2]),
             torch.from_numpy(limbs),
         )

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from overt.data.people.human_data import HumanData, require_directions
 from overt.errors import DataError
 from overt.geometry.body import BodyModel
 from overt.geometry.body_anny import ANNY
@@ -63,6 +64,11 @@ class MetricMesh:
     def of_labels(self) -> BodyModel:
         """Return the body model of the labels."""
         return self.body if self.labeled_with_smplx or self.smpl is None else self.smpl
+
+    def check(self, data: HumanData) -> None:
+        """Reject labels with more shape coefficients than their body has directions."""
+        group, key = ("smplx", "model") if self.labeled_with_smplx else ("smpl", "smpl")
+        require_directions(data, group, self.of_labels.shape_numbers, f"model.body.{key}")
 
     def of_prediction(self, vertices: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return vertices and 17 joints, in meters."""

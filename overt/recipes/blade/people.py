@@ -23,10 +23,18 @@ from overt.data.people.human_data import (
     bad_boxes,
     labeled_rows,
     non_finite_rows,
+    require_directions,
     rows_without_extent,
 )
 from overt.errors import DataError
-from overt.geometry.body import BODY_JOINTS, HAND_JOINTS, SMPL_JOINTS, BodyFile, BodyModel
+from overt.geometry.body import (
+    BODY_JOINTS,
+    HAND_JOINTS,
+    SHAPE_NUMBERS,
+    SMPL_JOINTS,
+    BodyFile,
+    BodyModel,
+)
 from overt.geometry.body_anny import ANNY
 from overt.geometry.body_files import CAPSULE, load_body, read_regressor
 from overt.geometry.crop import Picture
@@ -56,7 +64,7 @@ class SmplxLabel(NamedTuple):
     body: Array  # (21, 3)
     left_hand: Array  # (15, 3)
     right_hand: Array  # (15, 3)
-    shape: Array  # (10,)
+    shape: Array  # (S,), ten or more
     translation: Array  # (3,)
 
 
@@ -105,11 +113,16 @@ class People:
             require_smplx(data)
         if "pelvis" not in data:
             require_labels(data)
+        if data.has("smplx") and (needs_pose or "pelvis" not in data):
+            count = body_file(body.model).shape_directions.shape[-1]
+            require_directions(data, "smplx", count, f"model.body.model={body.model}")
         self.data = self._usable(_labeled(data), settings.drop_bad_rows)
         if needs_pose:
             _ = self.limbs  # names missing keypoints now
+            warn_of_long_shapes(data)
         if "pelvis" not in data and not (data.has("smplx") and "smplx/transl" in data):
-            assert self.hips  # names missing files of SMPL now
+            count = self.hips.model.shape_numbers  # names missing files of SMPL now
+            require_directions(data, "smpl", count, f"model.body.smpl={body.smpl}")
         first = self.picture_path(0)
         if first.suffix == ".smc":
             raise DataError(
@@ -307,6 +320,16 @@ def require_smplx(data: HumanData) -> None:
     data.require([f"smplx/{name}" for name in ("global_orient", "body_pose", "betas")])
 
 
+def warn_of_long_shapes(data: HumanData) -> None:
+    count = data.columns["smplx/betas"].shape[1]
+    if count > SHAPE_NUMBERS:
+        logger.warning(
+            "%s: its labels have %d shape coefficients; PoseNet predicts and learns the first %d. "
+            "Depths and scores use all of them.",
+            data.path, count, SHAPE_NUMBERS,
+        )  # fmt: skip
+
+
 def require_labels(data: HumanData) -> None:
     """Reject labels that lack a part, before such a row is used."""
     has_smpl = any(name.startswith("smpl/") for name in data.columns)
@@ -387,11 +410,10 @@ class RootJoint:
     def __init__(self, file: BodyFile) -> None:
         row = file.J_regressor[0]
         self.rest_position = row @ file.v_template  # (3,)
-        self.directions = np.einsum("v,vcs->sc", row, file.shapedirs)  # (S, 3)
+        self.directions = np.einsum("v,vcs->sc", row, file.shape_directions)  # (S, 3)
 
     def __call__(self, shape: Array) -> Array:  # (N, S') to (N, 3)
-        count = min(shape.shape[1], len(self.directions))
-        return np.asarray(self.rest_position + shape[:, :count] @ self.directions[:count])
+        return np.asarray(self.rest_position + shape @ self.directions[: shape.shape[1]])
 
 
 def pelvis_depths(data: HumanData, body: BodySettings) -> NDArray[np.floating]:

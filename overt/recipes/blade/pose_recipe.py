@@ -177,7 +177,7 @@ class PoseNetRecipe(Recipe):
         people = open_evaluation(settings.data, settings.evaluation, settings.model.body, False)
         require_scored(people.data)
         body = self.body(torch.device("cpu"))
-        MetricMesh(body, settings.model.body, people.data.has("smplx"))
+        MetricMesh(body, settings.model.body, people.data.has("smplx")).check(people.data)
         check_scored_pictures(people, settings.evaluation)
         check_scored_masks(people, settings.evaluation)
 

@@ -68,6 +68,7 @@ class Scorer:
         self.device = body.template.device
         require_scored(people.data)
         self.mesh = MetricMesh(body, settings.model.body, people.data.has("smplx"))
+        self.mesh.check(people.data)
         chosen = settings.evaluation.camera
         self.options = SolveOptions(
             chosen.iterations, chosen.keypoint_weight, chosen.optimize_depth, chosen.optimize_pose

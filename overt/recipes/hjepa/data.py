@@ -289,7 +289,8 @@ def stack_images(images: list[Tensor]) -> Tensor:
         shown = " and ".join(f"{height} x {width}" for height, width in sorted(sizes)[:2])
         raise DataError(
             f"data.augmentation.device=true needs images of one size, but some have {shown} "
-            "pixels; set it to false, or pack them with one size"
+            "pixels; set it to false, or crop them to one size (`overt data pack --side` keeps "
+            "their proportions)"
         )
     return torch.stack(images)
 

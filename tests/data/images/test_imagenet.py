@@ -64,6 +64,19 @@ def test_every_layout_holds_the_same(write, tmp_path, capsys):
     assert "1 images" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("write", [by_folders, by_table])
+def test_hidden_folders_are_no_classes_and_hidden_files_no_images(write, tmp_path):
+    write(tmp_path)
+    known = list_imagenet(tmp_path)
+    for part in ("train", "val"):
+        root = next(tmp_path.rglob(part))
+        put(next(root.rglob("*_*.JPEG")).parent / "._n02_9.JPEG")  # as macOS writes
+        put(root / ".ipynb_checkpoints" / "n01_0.JPEG")
+    for part, listed in list_imagenet(tmp_path).items():
+        assert (listed.names, listed.classes) == (known[part].names, known[part].classes)
+        assert listed.labels.tolist() == known[part].labels.tolist()
+
+
 def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(DataError, match="not ImageNet"):
         list_imagenet(tmp_path)

@@ -205,11 +205,14 @@ def test_tiny_imagenet_finds_the_labels_of_its_validation_images(tmp_path):
         folder = tmp_path / "train" / wnid / "images"
         folder.mkdir(parents=True)
         (folder / f"{wnid}_0.JPEG").write_bytes(stream.getvalue())
+        (folder / f"._{wnid}_0.JPEG").write_bytes(b"hidden, as macOS writes")
+    (tmp_path / "train" / ".ipynb_checkpoints").mkdir()
     (tmp_path / "val" / "images").mkdir(parents=True)
     (tmp_path / "val" / "images" / "val_0.JPEG").write_bytes(stream.getvalue())
     (tmp_path / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn02\t0\t0\t3\t3\n")
     packs = write_file_packs(list_tiny_imagenet(tmp_path), tmp_path / "out")
     assert (packs["train"].images, packs["test"].images) == (2, 1)
+    assert PackedImages(tmp_path / "out" / "train").classes == ("n01", "n02")
     pack = PackedImages(tmp_path / "out" / "test")
     assert pack.classes[pack.read(0)[1]] == "n02"
     (tmp_path / "val" / "val_annotations.txt").write_text("../../secret\tn02\n")

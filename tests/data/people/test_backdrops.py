@@ -40,6 +40,7 @@ def test_photographs_are_mixed_with_computed_backgrounds_and_decoded_once(tmp_pa
     for number, level in enumerate((60, 200)):
         pixels = np.full((30, 50, 3), level, np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    (tmp_path / "._0.png").write_bytes(b"hidden, as macOS writes")
 
     def fraction(photographs: Photographs) -> float:
         drawn = [

@@ -28,6 +28,7 @@ def columns(count: int = 5) -> dict[str, np.ndarray]:
 def test_both_forms_of_bedlam_are_read(tmp_path: Path) -> None:
     path = tmp_path / "bedlamcc.npz"
     known = columns()
+    known["smplx/betas"] = np.pad(known["smplx/betas"], ((0, 0), (0, 1)), constant_values=0.5)
     smplx = {
         name.partition("/")[2]: torch.from_numpy(column)[:, None]
         for name, column in known.items()
@@ -45,6 +46,7 @@ def test_both_forms_of_bedlam_are_read(tmp_path: Path) -> None:
     )
     data = read_bedlam(path)
     np.testing.assert_array_equal(data.columns["smplx/body_pose"], known["smplx/body_pose"])
+    np.testing.assert_array_equal(data.columns["smplx/betas"], known["smplx/betas"])  # eleven
     assert data.columns["bbox_xywh"][0].tolist() == [15.0, 15.0, 10.0, 10.0, 1.0]
     torch.save(
         {
@@ -121,7 +123,7 @@ def test_bedlam_without_a_depth_is_refused(tmp_path: Path) -> None:
         ({"scale": torch.ones(3)}, "{'center': 2, 'scale': 3}"),
         ({"focal_length": ["long", "short"]}, "focal_length is not usable .*convert string"),
         ({"focal_length": 5.0}, "focal_length is not usable .*numbers for each person"),
-        ({"smplx": {"betas": torch.ones(2, 1, 11)}}, r"betas is not usable .*\('N', 10\)"),
+        ({"smplx": {"betas": torch.ones(2, 1, 9)}}, r"betas is not usable .*\('N', 10\)"),
         ({"smplx": [1, 2]}, "smplx is a list; expected a dictionary with global_orient"),
     ],
 )

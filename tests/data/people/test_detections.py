@@ -83,6 +83,10 @@ def test_people_that_do_not_match_are_explained() -> None:
         collect(SIZE, two_masks()[:1], None, boxes)
     with pytest.raises(DataError, match=r"person 1: the box \[280, .* has 0 x"):
         collect(SIZE, boxes=np.array([[2, 3, 14, 34], [280, 6, 24, 34]]))
+    with pytest.raises(
+        DataError, match=r"\(60, 40\) with 2400 .* upright, as the EXIF orientation"
+    ):
+        check_picture((40, 60), np.ones((60, 40), bool))
     with pytest.raises(DataError, match=r"person 1: the mask is \(40, 60\) with 0 pixels set"):
         collect(SIZE, two_masks() * np.array([1, 0])[:, None, None])
     with pytest.raises(DataError, match="person 0: keypoints with 36 non-finite"):

@@ -255,6 +255,24 @@ def test_labels_that_are_no_rows_are_named(tmp_path: Path, value: object, proble
         HumanData.load(path)
 
 
+@pytest.mark.parametrize(("stored", "used"), [(11, 11), (16, 14), (300, 10), (300, 300)])
+def test_longer_shapes_are_read_as_far_as_any_row_uses_them(
+    tmp_path: Path, stored: int, used: int
+) -> None:
+    path, known = tmp_path / "people.npz", columns()
+    betas = np.zeros((5, stored), np.float32)
+    betas[:, :10] = known["smplx/betas"]
+    betas[2, used - 1] = 0.5
+    labels = {name.partition("/")[2]: column for name, column in known.items() if "smplx/" in name}
+    for shaped in (betas, list(torch.from_numpy(betas)[:, None])):  # as an array, and as fitted
+        np.savez(path, image_path=known["image_path"], smplx=np.array(labels | {"betas": shaped}))
+        read = HumanData.load(path).columns["smplx/betas"]
+        np.testing.assert_array_equal(read, betas[:, :used])
+    np.savez(path, image_path=known["image_path"], smplx=np.array(labels | {"betas": betas[:, :9]}))
+    with pytest.raises(DataError, match=r"has shape \(5, 9\); .* or more coefficients"):
+        HumanData.load(path)
+
+
 class Evil:
     def __reduce__(self) -> tuple[object, ...]:
         return (Path.touch, (Path("evil"),))

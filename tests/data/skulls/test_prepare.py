@@ -30,6 +30,7 @@ def write_volumes(root: Path, dataset: str, names: list[str]) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_volume_gets_its_cloud_whatever_the_workers(workers: int, tmp_path: Path) -> None:
     write_volumes(tmp_path, "skullbreak", ["000", "001"])
+    (tmp_path / "complete_skull" / "._000.nrrd").write_bytes(b"hidden, as macOS writes")
     done = preparing.prepare(tmp_path, "skullbreak", POINTS, workers=workers)
     assert (done.written, done.kept, done.problems) == (2 * 11, 0, [])
     cloud = np.load(tmp_path / "implant/random_1/001_surf.npy")

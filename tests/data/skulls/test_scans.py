@@ -6,10 +6,7 @@ from typing import Any
 
 import nibabel
 import numpy as np
-import pydicom
 import pytest
-from pydicom.dataset import FileDataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
 from overt.data.skulls import scans
 from overt.data.skulls.meshes import write_stl
@@ -38,122 +35,6 @@ def test_nrrd_and_nifti_are_the_same_patient(tmp_path: Path) -> None:
     np.testing.assert_array_equal(back.mask, mask.values)
 
 
-def write_slice(path: Path, series: str, height: int, affine: np.ndarray) -> None:
-    meta = FileMetaDataset()
-    meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    meta.MediaStorageSOPClassUID = pydicom.uid.CTImageStorage
-    meta.MediaStorageSOPInstanceUID = generate_uid()
-    file = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
-    file.SOPClassUID, file.SOPInstanceUID = meta.MediaStorageSOPClassUID, generate_uid()
-    file.SeriesInstanceUID = series
-    columns, rows, step = affine[:3, :3].T
-    file.PixelSpacing = [float(np.linalg.norm(rows)), float(np.linalg.norm(columns))]
-    orientation = [*(columns / np.linalg.norm(columns)), *(rows / np.linalg.norm(rows))]
-    file.ImageOrientationPatient = [round(float(x), 8) for x in orientation]
-    file.ImagePositionPatient = [float(x) for x in affine[:3, 3] + height * step]
-    file.RescaleSlope, file.RescaleIntercept = 1, -1024
-    file.Rows, file.Columns = VALUES.shape[1], VALUES.shape[0]
-    file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
-    file.BitsAllocated, file.BitsStored, file.HighBit, file.PixelRepresentation = 16, 16, 15, 0
-    file.PixelData = (VALUES[:, :, height].T + 1024).astype("<u2").tobytes()
-    file.save_as(path, enforce_file_format=True)
-
-
-def test_a_dicom_folder_is_stacked_by_position(tmp_path: Path) -> None:
-    affine = OBLIQUE.copy()
-    affine[:3, 2] = np.cross(affine[:3, 0], affine[:3, 1]) / 0.3 * 1.5  # along the normal, 1.5 mm
-    series = generate_uid()
-    for name, height in zip("ebacfd", range(6), strict=True):
-        write_slice(tmp_path / f"{name}.dcm", series, height, affine)
-    write_slice(tmp_path / "scout.dcm", generate_uid(), 0, affine)
-    (tmp_path / "README").write_text("no image")
-    volume = scans.read_scan(tmp_path)
-    np.testing.assert_allclose(volume.affine, affine, atol=1e-5)
-    np.testing.assert_array_equal(volume.values, VALUES)
-    (tmp_path / "a.dcm").unlink()
-    with pytest.raises(DataError, match="expected one distance"):
-        scans.read_scan(tmp_path)
-
-
-def test_a_damaged_or_single_dicom_image_is_named(tmp_path: Path) -> None:
-    series = generate_uid()
-    for height in range(6):
-        write_slice(tmp_path / f"{height}", series, height, OBLIQUE)
-    with pytest.raises(DataError, match=r"4 is not a readable scan; .* give its folder"):
-        scans.read_scan(tmp_path / "4")
-    path = tmp_path / "4"
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(DataError, match="4: its pixels cannot be read"):
-        scans.read_scan(tmp_path)
-    write_slice(path, series, 4, OBLIQUE)
-    packed = pydicom.dcmread(path)
-    packed.compress(pydicom.uid.RLELossless)
-    packed.save_as(path)
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(DataError, match="4: this DICOM image cannot be read"):
-        scans.read_scan(tmp_path)
-
-
-def test_a_tilted_gantry_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Slices are shifted against each other, so distances along voxels are not those in mm."""
-    tilted = np.diag([0.5, 0.5, 1.5, 1.0])
-    tilted[1, 2] = 1.5 * np.tan(np.radians(20))
-    series = generate_uid()
-    for height in range(6):
-        write_slice(tmp_path / f"x{height}", series, height, tilted)
-    np.testing.assert_allclose(scans.read_scan(tmp_path).affine, tilted, atol=1e-5)
-    assert "70.0 degrees between two axes of its voxels" in caplog.text
-    assert "up to 19 % off" in caplog.text
-    caplog.clear()
-    np.savez(tmp_path / "x.npz", values=VALUES, affine=OBLIQUE)
-    scans.read_scan(tmp_path / "x.npz")
-    assert not caplog.text
-
-
-ALONG = np.diag([0.5, 0.5, 1.5, 1.0])
-
-
-def rewrite(path: Path, **changes: Any) -> None:
-    """Change elements of a DICOM file; None deletes one."""
-    file = pydicom.dcmread(path)
-    for name, value in changes.items():
-        if value is None:
-            delattr(file, name)
-        else:
-            setattr(file, name, value)
-    file.save_as(path)
-
-
-def test_images_without_a_position_or_with_another_orientation_are_skipped(tmp_path: Path) -> None:
-    series = generate_uid()
-    for height in range(6):
-        write_slice(tmp_path / f"x{height}", series, height, ALONG)
-    for number in range(9):  # more of them than slices
-        write_slice(tmp_path / f"a{number}", series, 0, ALONG)
-        rewrite(tmp_path / f"a{number}", ImagePositionPatient=None)
-    write_slice(tmp_path / "b", series, 0, ALONG)
-    rewrite(tmp_path / "b", ImageOrientationPatient=[0, 1, 0, 0, 0, 1])
-    write_slice(tmp_path / "c", series, 0, ALONG)
-    rewrite(tmp_path / "c", ImagePositionPatient="")
-    np.testing.assert_array_equal(scans.read_scan(tmp_path).values, VALUES)
-
-
-def test_of_series_of_the_same_size_the_one_that_is_read_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name, number in (("soft", 4), ("bone", 5)):
-        series = generate_uid()
-        for height in range(3):
-            write_slice(tmp_path / f"{name}{height}", series, height, ALONG)
-            rewrite(tmp_path / f"{name}{height}", SeriesNumber=number, SeriesDescription=name)
-    scans.read_scan(tmp_path)
-    assert "2 series of 3 slices each; reading series 5 (bone), not series 4 (soft)" in caplog.text
-    (tmp_path / "soft0").unlink()
-    caplog.clear()
-    scans.read_scan(tmp_path)
-    assert not caplog.text
-
-
 @pytest.mark.parametrize(("unit", "scale"), [("meter", 1e-3), ("micron", 1e3), ("mm", 1)])
 def test_nifti_units_are_converted_to_mm(unit: str, scale: float, tmp_path: Path) -> None:
     affine = np.diag([scale, scale, scale, 1]) @ LPS_TO_RAS @ OBLIQUE
@@ -171,6 +52,23 @@ def test_a_nifti_without_orientation_is_named(
         scans.read_scan(tmp_path / name)
     assert [record.args[0].name for record in caplog.records] == ["unknown.nii"]
     assert "neither a qform nor an sform" in caplog.text
+
+
+def test_a_nifti_with_two_affines_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    image = nibabel.Nifti1Image(VALUES, np.diag([1.0, 1.0, 2.0, 1.0]))
+    image.set_sform(image.affine, 1)
+    image.set_qform(image.affine, 1)
+    nibabel.save(image, tmp_path / "x.nii")
+    scans.read_scan(tmp_path / "x.nii")
+    assert not caplog.text
+    image.set_qform(np.diag([-1.0, 1.0, 2.0, 1.0]), 1)
+    nibabel.save(image, tmp_path / "x.nii")
+    np.testing.assert_allclose(
+        scans.read_scan(tmp_path / "x.nii").affine, LPS_TO_RAS @ image.get_sform(), atol=1e-5
+    )
+    assert "place voxels up to 6 mm apart; the sform is used" in caplog.text
 
 
 def test_nifti_with_several_volumes_or_one_slice_is_refused(tmp_path: Path) -> None:

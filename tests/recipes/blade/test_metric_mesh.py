@@ -195,6 +195,23 @@ def test_the_labeled_pose_has_no_error(scorer: Scorer) -> None:
     assert 0.01 < float((truth.pelvis - truth.origin).norm()) < 0.12
 
 
+def test_shapes_longer_than_those_of_the_body_are_refused_before_the_first_step(
+    root: Path,
+) -> None:
+    path = root / PROTOCOLS["pdhuman_p5"].annotations
+    kept = path.read_bytes()
+    columns = real_files.of_smpl(real_files.rendered(root))
+    columns["smpl/betas"] = np.pad(columns["smpl/betas"], ((0, 0), (0, 6)), constant_values=1.0)
+    columns["pelvis"] = columns["smpl/transl"]  # stored, so that no hips are needed
+    real_files.write_annotations(path, columns)
+    try:
+        recipe = SMALL_BLADE["posenet"].recipe(root, *overrides(root, "pdhuman_p5"))
+        with pytest.raises(DataError, match=r"betas has 16 .* but model\.body\.smpl has 10; name"):
+            recipe.check_evaluation_data()
+    finally:
+        path.write_bytes(kept)
+
+
 def test_labels_of_smplx_are_scored_on_the_same_mesh(root: Path, scorer: Scorer) -> None:
     """As those of BEDLAM-CC: without joints of SMPL-X's own, both go to SMPL's mesh."""
     settings = scorer.settings.model.body

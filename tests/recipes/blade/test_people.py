@@ -12,7 +12,9 @@ from overt.data.people.human_data import HumanData, write_human_data
 from overt.data.people.scenes import PeopleOptions
 from overt.data.people.synthetic import write_people
 from overt.errors import DataError
+from overt.geometry.body_capsule import write_capsule_body
 from overt.recipes.blade.config import BodySettings, DataSettings, SourceSettings
+from overt.recipes.blade.data import PoseSource
 from overt.recipes.blade.people import People, SmplHips
 
 BODY = BodySettings("capsule", None, "capsule", None, None)
@@ -242,6 +244,33 @@ def test_the_hips_come_from_the_extra_joints_alone(root: Path) -> None:
         body = BodySettings("none.npz", None, smpl, str(files / name), None)
         with pytest.raises(DataError, match=r"expected \(9, 6890\): name J_regressor_extra\.npy"):
             SmplHips(body)
+
+
+def test_longer_shapes_count_for_the_pelvis_and_need_a_body_with_as_many(
+    root: Path, settings: DataSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As those of BEDLAM (11) or of fits with 100: cut to ten, people would be elsewhere."""
+    known = {name: value for name, value in columns(root).items() if not name.startswith("smpl/")}
+    short = people(root, settings, known).pelvis(1)
+    known["smplx/betas"] = np.pad(known["smplx/betas"], ((0, 0), (0, 6)), constant_values=2.0)
+    with pytest.raises(DataError, match=r"betas has 16 .* model\.body\.model=capsule has 10; name"):
+        people(root, settings, known)
+    path = tmp_path / "long.npz"
+    write_capsule_body(path)
+    with np.load(path) as arrays:
+        content = dict(arrays)
+    content["shapedirs"] = np.pad(content["shapedirs"][..., :10], ((0, 0), (0, 0), (0, 390)))
+    content["shapedirs"][:, 2, 15] = 0.1  # meters farther away per unit
+    content["overt_body"] = np.array("capsule")
+    np.savez(path, **content)
+    body = BodySettings(str(path), None, "capsule", None, None)
+    source = SourceSettings("x", "preprocessed_datasets/changed.npz", "datasets/people_train", 1.0)
+    opened = People(source, settings, body, root, needs_pose=True)
+    np.testing.assert_allclose(opened.pelvis(1) - short, [0, 0, 0.2], atol=1e-5)
+    assert "16 shape coefficients; PoseNet predicts and learns the first 10" in caplog.text
+    pose_settings = SMALL_BLADE["posenet"].config(root).settings.data
+    sample = PoseSource(opened, pose_settings).sample(1, np.random.default_rng(0))
+    np.testing.assert_array_equal(sample.shape, known["smplx/betas"][1, :10])
 
 
 @pytest.mark.filterwarnings("error:The given NumPy array is not writable")
