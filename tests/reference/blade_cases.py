@@ -281,8 +281,7 @@ def check_crop(case: Case, tensors: Tensors) -> None:
     config = case["config"]
     x, y = config["center"]
     affine = crop_affine((x, y), config["scale"], config["rot"], config["res"])
-    # Published from three points in float32, which a turned square rounds.
-    assert_near({**case, "atol": min(case["atol"], 1e-3)}, affine, tensors["affine"], "affine")
+    assert_near(case, affine, tensors["affine"], "affine")
     rgb = np.ascontiguousarray(tensors["image_bgr"].numpy()[..., ::-1])
     crop = warp(rgb, affine, config["res"])
     difference = crop[..., ::-1].astype(int) - tensors["crop_bgr"].numpy().astype(int)

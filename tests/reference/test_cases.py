@@ -48,17 +48,10 @@ def test_a_case_of_an_unknown_kind_fails(folder: Path) -> None:
         run_case(path, {"known": read_all})
 
 
-def test_a_tensor_that_the_check_never_reads_fails(folder: Path) -> None:
+def test_a_tensor_that_the_check_never_reads_is_named(folder: Path) -> None:
     path = write_case(folder, "known")
-    with pytest.raises(AssertionError, match="the check of known never reads y"):
+    with pytest.warns(UserWarning, match="the check of known never reads y$"):
         run_case(path, {"known": read_x})
-
-
-def test_tensors_without_a_description_fail(folder: Path) -> None:
-    write_case(folder, "known").unlink()
-    ((path,),) = (parameter.values for parameter in find_cases("some"))
-    with pytest.raises(pytest.fail.Exception, match=r"a\.0\.safetensors has no a\.0\.json"):
-        run_case(path, {"known": read_all})
 
 
 def test_a_folder_without_cases_is_skipped_with_the_reason(folder: Path) -> None:
