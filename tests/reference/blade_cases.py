@@ -205,7 +205,7 @@ def check_losses(case: Case, tensors: Tensors) -> None:
         inputs["joints_3d_no_pelvis"],
         inputs["vert_3d_no_pelvis"],
     )
-    target = {name.rpartition("/")[2]: t for name, t in tensors.items() if "/target/" in name}
+    target = {name.rpartition("/")[2]: tensors[name] for name in tensors if "/target/" in name}
     truth = Bodies(
         rotations_of(target["SMPLX_global_orient"], target["SMPLX_body_pose"]),
         target["SMPLX_betas"],
@@ -268,12 +268,12 @@ def check_camera_init(case: Case, tensors: Tensors) -> None:
     found = fit_camera(*arguments, tensors["good"], (height, width))
     assert_near(case, found.focal, tensors["init_focal"])
     assert_near(case, found.translation, tensors["init_transl"])
+    centre = torch.tensor([width / 2, height / 2]).expand(len(found.focal), 2)
+    seen, _ = project(
+        tensors["joints"], tensors["true_transl"], intrinsics(tensors["true_focal"], centre)
+    )
+    good = tensors["good"]
     if case["config"].get("noise") == 0:
-        centre = torch.tensor([width / 2, height / 2]).expand(len(found.focal), 2)
-        seen, _ = project(
-            tensors["joints"], tensors["true_transl"], intrinsics(tensors["true_focal"], centre)
-        )
-        good = tensors["good"]
         torch.testing.assert_close(seen[good], tensors["keypoints2d"][good], atol=0.05, rtol=1e-3)
 
 
@@ -281,7 +281,8 @@ def check_crop(case: Case, tensors: Tensors) -> None:
     config = case["config"]
     x, y = config["center"]
     affine = crop_affine((x, y), config["scale"], config["rot"], config["res"])
-    np.testing.assert_allclose(affine, tensors["affine"].numpy(), atol=1e-6)
+    # Published from three points in float32, which a turned square rounds.
+    assert_near({**case, "atol": min(case["atol"], 1e-3)}, affine, tensors["affine"], "affine")
     rgb = np.ascontiguousarray(tensors["image_bgr"].numpy()[..., ::-1])
     crop = warp(rgb, affine, config["res"])
     difference = crop[..., ::-1].astype(int) - tensors["crop_bgr"].numpy().astype(int)
@@ -329,34 +330,36 @@ def check_segcrop(case: Case, tensors: Tensors) -> None:
 
 
 def check_metrics(case: Case, tensors: Tensors) -> None:
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    def array(name: str) -> Any:
+        return tensors[name].numpy()
+
     assert tuple(case["j14"]) == human.COMMON_JOINTS
-    predicted, true = (human.pelvis_centred(arrays[f"{n}_joints_m"]) for n in ("pred", "gt"))
-    predicted, true, mask = predicted * 1000, true * 1000, arrays["mask"].astype(bool)
+    predicted, true = (human.pelvis_centred(array(f"{n}_joints_m")) for n in ("pred", "gt"))
+    predicted, true, mask = predicted * 1000, true * 1000, array("mask").astype(bool)
     each = human.distances(predicted, true)
-    assert_near(case, each, arrays["mpjpe_each_mm"])
-    assert_near(case, human.masked_mean(each, mask), arrays["mpjpe_mm"])
+    assert_near(case, each, array("mpjpe_each_mm"))
+    assert_near(case, human.masked_mean(each, mask), array("mpjpe_mm"))
     similarity = human.best_similarity(predicted, true)
     # Where points lie in a plane the rotation is not unique.
     unique = np.linalg.matrix_rank(true - true.mean(1, keepdims=True), tol=1e-6) == 3
-    assert_near(case, similarity.scale[unique], arrays["scale"][unique])
-    assert_near(case, similarity.rotation[unique], arrays["rotation"][unique])
+    assert_near(case, similarity.scale[unique], array("scale")[unique])
+    assert_near(case, similarity.rotation[unique], array("rotation")[unique])
     aligned = similarity.apply(predicted)
     loose = {**case, "atol": 1e-4, "rtol": 1e-4}
     for chosen, tolerance in ((unique, case), (~unique, loose)):
-        assert_near(tolerance, aligned[chosen], arrays["aligned_mm"][chosen])
+        assert_near(tolerance, aligned[chosen], array("aligned_mm")[chosen])
         each = human.aligned_distances(predicted, true)[chosen]
-        assert_near(tolerance, each, arrays["pa_mpjpe_each_mm"][chosen])
+        assert_near(tolerance, each, array("pa_mpjpe_each_mm")[chosen])
     each = human.aligned_distances(predicted, true)
-    assert_near(case, human.masked_mean(each, mask), arrays["pa_mpjpe_mm"])
-    vertices, truth = arrays["pred_verts_mm"], arrays["gt_verts_mm"]
-    assert_near(case, human.distances(vertices, truth), arrays["pve_each_mm"])
-    assert_near(case, human.masked_mean(human.distances(vertices, truth)), arrays["pve_mm"])
+    assert_near(case, human.masked_mean(each, mask), array("pa_mpjpe_mm"))
+    vertices, truth = array("pred_verts_mm"), array("gt_verts_mm")
+    assert_near(case, human.distances(vertices, truth), array("pve_each_mm"))
+    assert_near(case, human.masked_mean(human.distances(vertices, truth)), array("pve_mm"))
     aligned_mean = human.masked_mean(human.aligned_distances(vertices, truth))
-    assert_near(case, aligned_mean, arrays["pa_pve_mm"])
-    depth, true_depth = arrays["pred_z"], arrays["gt_z"]
-    assert_near(case, np.abs(depth - true_depth).mean(), arrays["z_error"])
-    assert_near(case, np.abs(1 / depth - 1 / true_depth).mean(), arrays["inv_z_error"])
+    assert_near(case, aligned_mean, array("pa_pve_mm"))
+    depth, true_depth = array("pred_z"), array("gt_z")
+    assert_near(case, np.abs(depth - true_depth).mean(), array("z_error"))
+    assert_near(case, np.abs(1 / depth - 1 / true_depth).mean(), array("inv_z_error"))
 
 
 def check_iou(case: Case, tensors: Tensors) -> None:

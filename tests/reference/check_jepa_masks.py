@@ -10,7 +10,8 @@ from jepa_cases import Case, Tensors
 from overt.recipes.hjepa import masks
 
 EXACT = 1e-12
-RUNS = 8
+RUNS = 24  # of eight, one recording in twenty was farther off by chance
+ROUNDING = 1e-6  # frequencies are recorded in float32
 
 
 class Tally:
@@ -166,4 +167,4 @@ def assert_typical(runs: list[np.ndarray], recorded: np.ndarray) -> None:
     total = np.sum(runs, axis=0)
     others = [(total - run) / (len(runs) - 1) for run in runs]
     farthest = max(np.abs(run - mean).max() for run, mean in zip(runs, others, strict=True))
-    assert np.abs(recorded - total / len(runs)).max() <= 1.4 * farthest
+    assert np.abs(recorded - total / len(runs)).max() <= 1.4 * farthest + ROUNDING

@@ -100,7 +100,7 @@ def hierarchy_model(case: Case) -> HJEPA:
         options["predictor_num_heads"],
         options.get("predictor_mlp_ratio", 4.0),
     )
-    fpn = options.get("fpn_feature_dim", width) if options.get("use_fpn") else None
+    fpn = (options.get("fpn_feature_dim") or width) if options.get("use_fpn") else None
     return HJEPA(
         encoder,
         predictor,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import find_cases, load_case
+from cases import find_cases, run_case
 from check_augmentations import check_augmentations
 from check_online import check_streaming
 from check_predictor import check_predictor
@@ -41,8 +41,7 @@ def pyramid_of(model: CoTracker3, features: Tensor) -> Pyramid:
 
 @pytest.mark.parametrize("path", find_cases("cotracker3"))
 def test_case(path: Path) -> None:
-    case, tensors = load_case(path)
-    CHECKS[case["kind"]](case, tensors)
+    run_case(path, CHECKS)
 
 
 # --- forward -------------------------------------------------------------------------------------
@@ -61,13 +60,14 @@ def check_forward(case: Case, tensors: Tensors) -> None:
             tensors["video"].float(), tensors["queries"], **case["call"]
         )
 
-    maps = torch.cat(features)  # (B * T, C, h, w)
+    videos = len(tensors["video"])
+    maps = torch.cat(features).unflatten(0, (videos, -1))  # (B, T, C, h, w)
     # The online model repeats the maps of the last frame, the recorded one encoded it again.
-    padding = len(tensors["fnet.mean_per_image"]) - len(maps)
-    padded = torch.cat([maps, maps[-1:].expand(padding, -1, -1, -1)])
+    padding = len(tensors["fnet.mean_per_image"]) // videos - maps.shape[1]
+    padded = torch.cat([maps, maps[:, -1:].expand(-1, padding, -1, -1, -1)], dim=1).flatten(0, 1)
     assert_relative(padded.mean((1, 2, 3)), tensors["fnet.mean_per_image"])
     assert_relative(padded.std((1, 2, 3)), tensors["fnet.std_per_image"])
-    assert_relative(maps[0, :8], tensors["fnet.first_image_8ch"])
+    assert_relative(padded[0, :8], tensors["fnet.first_image_8ch"])
 
     # (B, N, T, .) at level 0, to rows ordered (t, n)
     volume, embedding = (x[:, :, 0].transpose(1, 2).flatten(0, 2) for x in correlations[0])
