@@ -140,8 +140,8 @@ def _element(image: Any, frame: int, name: str) -> Any:
         index = frame if sequence.startswith("Per") else 0
         if index < len(items):
             groups += items[index].get(FUNCTIONAL_GROUPS[name]) or []
-    found = [group.get(name) for group in groups]
-    return next((value for value in reversed(found) if value is not None), None)
+    values = [group.get(name) for group in groups]
+    return next((value for value in reversed(values) if value is not None), None)
 
 
 def arrange(slices: Sequence[Slice], source: Path) -> tuple[list[Slice], Matrix]:
