@@ -172,12 +172,13 @@ def _is_oriented(header: Any) -> bool:
 
 
 def _disagreement(image: Any) -> float:
-    """Return how far a corner is moved from where one affine of a NIfTI has it by the other."""
+    """Return how far apart the two affines of a NIfTI place a corner; 0 where one is absent.
+
+    Analyze has neither, and the quaternion of a qform that nobody uses may be no rotation.
+    """
     try:
         affines = [getattr(image, f"get_{name}")(coded=True)[0] for name in ("sform", "qform")]
-    except (
-        Exception
-    ):  # Analyze has neither; the quaternion of a qform that is not used may be wrong
+    except Exception:
         return 0.0
     if any(affine is None for affine in affines):
         return 0.0
