@@ -65,6 +65,12 @@ def read_nrrd(path: Path) -> Volume:
     return Volume(values, _affine(fields, path))
 
 
+def names_space(path: Path) -> bool:
+    """Return whether the header says which patient directions the axes have."""
+    with path.open("rb") as file:
+        return "space" in _split(file.read(_LONGEST_HEADER), path)[0]
+
+
 def _split(content: bytes, path: Path) -> tuple[dict[str, str], bytes]:
     """Return the fields of the header, by names in lower case, and the bytes after it."""
     if not content.startswith(b"NRRD000"):

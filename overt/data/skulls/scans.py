@@ -19,7 +19,7 @@ import numpy as np
 from overt.data.skulls.dicom import MEDICAL, is_dicom, read_dicom
 from overt.data.skulls.invesalius import read_invesalius
 from overt.data.skulls.meshes import MESHES, Faces, Points, read_mesh
-from overt.data.skulls.nrrd import read_nrrd
+from overt.data.skulls.nrrd import names_space, read_nrrd
 from overt.data.skulls.volumes import LPS_TO_RAS, Array, Matrix, Volume
 from overt.errors import DataError
 from overt.files.atomic import new_file
@@ -51,6 +51,12 @@ def read_scan(path: Path, spacing: tuple[float, float, float] | None = None) -> 
         volume = read_dicom(path)
     elif name.endswith(".nrrd"):
         volume = read_nrrd(path)
+        if not names_space(path):
+            logger.warning(
+                "%s: the header names no space, so the patient's left is unknown; its axes are "
+                "taken for left, posterior, superior. Check that the implant is on the right side.",
+                path,
+            )
     elif name.endswith((".nii", ".nii.gz")):
         volume = read_nifti(path)
     elif name.endswith(".inv3"):
@@ -166,13 +172,15 @@ def _is_oriented(header: Any) -> bool:
 
 
 def _disagreement(image: Any) -> float:
-    """Return how far a corner is moved from where one affine of a NIfTI has it by the other."""
-    affines = [
-        getattr(image, f"get_{name}")(coded=True)[0]
-        for name in ("sform", "qform")
-        if hasattr(image, f"get_{name}")
-    ]
-    if len(affines) < 2 or any(affine is None for affine in affines):
+    """Return how far apart the two affines of a NIfTI place a corner; 0 where one is absent.
+
+    Analyze has neither, and the quaternion of a qform that nobody uses may be no rotation.
+    """
+    try:
+        affines = [getattr(image, f"get_{name}")(coded=True)[0] for name in ("sform", "qform")]
+    except Exception:
+        return 0.0
+    if any(affine is None for affine in affines):
         return 0.0
     corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(image.shape[:3]) - 1)  # (8, 3)
     difference = affines[0] - affines[1]

@@ -54,6 +54,17 @@ def test_a_nifti_without_orientation_is_named(
     assert "neither a qform nor an sform" in caplog.text
 
 
+def test_an_nrrd_without_a_space_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "x.nrrd"
+    write_nrrd(path, Volume(VALUES, OBLIQUE))
+    scans.read_scan(path)
+    assert not caplog.text
+    named, unnamed = b"space: left-posterior-superior", b"space dimension: 3"
+    path.write_bytes(path.read_bytes().replace(named, unnamed))
+    np.testing.assert_allclose(scans.read_scan(path).affine, OBLIQUE, atol=1e-6)
+    assert "taken for left, posterior, superior" in caplog.text
+
+
 def test_a_nifti_with_two_affines_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -69,6 +80,11 @@ def test_a_nifti_with_two_affines_is_named(
         scans.read_scan(tmp_path / "x.nii").affine, LPS_TO_RAS @ image.get_sform(), atol=1e-5
     )
     assert "place voxels up to 6 mm apart; the sform is used" in caplog.text
+    caplog.clear()
+    image.header["quatern_b"] = image.header["quatern_c"] = 0.9  # no rotation
+    nibabel.save(image, tmp_path / "x.nii")
+    np.testing.assert_array_equal(scans.read_scan(tmp_path / "x.nii").values, VALUES)
+    assert not caplog.text
 
 
 def test_nifti_with_several_volumes_or_one_slice_is_refused(tmp_path: Path) -> None:
