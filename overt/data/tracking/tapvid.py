@@ -193,7 +193,7 @@ def find_files(root: Path | str, dataset: str) -> list[Path]:
 
 @cache  # a run opens the data set for every evaluation
 def _warn_if_incomplete(folder: Path, dataset: str, files: int) -> None:
-    """Warn about missing files: the mean over the other videos is no published score."""
+    """Warn about missing files: the mean over the other videos is another score."""
     expected = FORMATS[dataset].files
     if files < expected:
         logger.warning(
