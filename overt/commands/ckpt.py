@@ -193,7 +193,7 @@ def export_hub(options: argparse.Namespace) -> int:
     print(
         f"{options.output}: model.safetensors ({len(tensors)} tensors), config.yaml, config.json "
         f"and a model card for {facts.recipe} at step {facts.step:,}\n"
-        f"read README.md before you share it; use it as "
+        "read README.md before you share it; use it as "
         + shlex.quote(f"checkpoint={options.output}")
     )
     return 0

@@ -270,7 +270,8 @@ def test_a_network_that_diverged_is_named_as_the_cause(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = torch.load(folder / "epoch_0.pth")
-    weights["model_state"] = {k: v * torch.nan for k, v in weights["model_state"].items()}
+    # Finite, or they would not be loaded.
+    weights["model_state"] = {k: v * 1e16 for k, v in weights["model_state"].items()}
     torch.save(weights, tmp_path / "diverged.pth")
     model = ["--checkpoint", str(tmp_path / "diverged.pth"), "--recipe", "pcdiff_tiny"]
     skull = str(folder / "skulls/defective_skull/bilateral/000.nrrd")

@@ -277,12 +277,16 @@ def upright_pixels(frame: Any) -> NDArray[np.uint8]:
     Phones store frames as the sensor reads them, and rotation and mirroring in the display matrix.
     """
     pixels = np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
-    for part in getattr(frame, "side_data", ()):
-        if part.type.name == "DISPLAYMATRIX":  # x' = ax + cy, y' = bx + dy
-            a, b, _, c, d = np.frombuffer(part, np.int32, 5).tolist()
-            if abs(b) > abs(a):
-                pixels, a, d = pixels.transpose(1, 0, 2), c, b
-            pixels = pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
+    try:
+        parts = {part.type.name: part for part in getattr(frame, "side_data", ())}
+    except ValueError:  # beside one of a kind that is newer than PyAV, it only tells rotations
+        quarters = round(frame.rotation / 90)  # counterclockwise, like np.rot90
+        return np.rot90(pixels, quarters)
+    if "DISPLAYMATRIX" in parts:  # x' = ax + cy, y' = bx + dy
+        a, b, _, c, d = np.frombuffer(parts["DISPLAYMATRIX"], np.int32, 5).tolist()
+        if abs(b) > abs(a):
+            pixels, a, d = pixels.transpose(1, 0, 2), c, b
+        pixels = pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
     return pixels
 
 

@@ -1,5 +1,6 @@
 """Videos from and to files: what was written is what is read, and what is broken is said."""
 
+import io
 import struct
 import sys
 from pathlib import Path
@@ -88,6 +89,22 @@ def test_every_reader_applies_the_rotation_of_a_film(
     assert np.mean(whole > 128) == pytest.approx(64 / (32 * 48), rel=0.2)
     np.testing.assert_array_equal(np.stack(list(stream_frames(film))), whole)
     np.testing.assert_array_equal(read_frames(film, [0, 1]), whole)
+
+
+def test_pictures_of_a_camera_in_one_film_are_upright(tmp_path: Path) -> None:
+    """FFmpeg attaches EXIF to such frames, which PyAV has no name for."""
+    pytest.importorskip("av")
+    pixels = np.zeros((16, 32, 3), np.uint8)
+    pixels[:8, :8] = 255
+    exif = Image.Exif()
+    exif[0x112] = 6  # viewers rotate it clockwise
+    picture = io.BytesIO()
+    Image.fromarray(pixels).save(picture, "JPEG", exif=exif)
+    (tmp_path / "film.mjpeg").write_bytes(3 * picture.getvalue())
+    frames = read_video(tmp_path / "film.mjpeg").frames
+    assert frames.shape[0] == 3
+    assert frames.shape[1:] in ((3, 32, 16), (3, 16, 32))  # older FFmpeg leaves EXIF alone
+    assert frames[0, :, 0, -1 if frames.shape[2] == 32 else 0].min() > 200
 
 
 def test_photographs_of_a_folder_are_upright(tmp_path: Path) -> None:
