@@ -10,6 +10,7 @@ Letters: C channels, O output channels, h x w cells, T tiles of 4 x 4 cells.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -131,24 +132,63 @@ class MatrixBlock(nn.Module):
         return F.relu(y + self.shortcut(x))
 
 
-class CpuEncoder(nn.Module):
-    """What a `Backbone` computes for one frame of the model's size."""
-
-    columns: Tensor  # (w, w / 2 + w / 4): the weight of each column of the two coarse maps
-    positions: Tensor  # (h * w, C)
+class WinogradStages(nn.Module):
+    """The three stages of a backbone with folded norms, on maps (h * w, C)."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
-        backbone = copy.deepcopy(backbone)
-        backbone.fold_norms()
-        self.backbone = backbone
         height, width = backbone.frame_pos_embedding.shape[2:]
-        self.size = (height, width)
-        halves, quarters = (height // 2, width // 2), (height // 4, width // 4)
+        full, halves, quarters = ((height // part, width // part) for part in (1, 2, 4))
         self.stem = backbone.layer1[:4]
         blocks = [module for module in backbone.modules() if isinstance(module, BasicBlock)]
-        sizes = (self.size, self.size, self.size, halves, halves, quarters)
+        sizes = (full, full, full, halves, halves, quarters)
         self.blocks = nn.ModuleList(map(MatrixBlock, blocks, sizes))
+
+    def forward(self, pixels: Tensor) -> list[Tensor]:
+        x = self.stem(pixels)[0].flatten(1).T
+        maps = []
+        for number, block in enumerate(self.blocks):
+            x = block(x)
+            if number % 2:
+                maps.append(x)
+        return maps
+
+
+class DirectStages(nn.Module):
+    """The same by the runtime's own convolutions."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList((backbone.layer1, backbone.layer2, backbone.layer3))
+
+    def forward(self, pixels: Tensor) -> list[Tensor]:
+        maps, x = [], pixels
+        for stage in self.stages:
+            x = stage(x)
+            maps.append(x.permute(0, 2, 3, 1).flatten(0, 2))
+        return maps
+
+
+class CpuEncoder(nn.Module):
+    """What a `Backbone` computes for one frame of the model's size."""
+
+    mean: Tensor  # (3, 1, 1) in 0..255
+    rows: Tensor  # (h, h / 2 + h / 4): the weight of each row of the two coarse maps
+    positions: Tensor  # (h * w, C)
+
+    def __init__(
+        self, backbone: Backbone, make_stages: Callable[[Backbone], nn.Module] = WinogradStages
+    ) -> None:
+        super().__init__()
+        backbone = copy.deepcopy(backbone)
+        backbone.fold_norms()
+        height, width = backbone.frame_pos_embedding.shape[2:]
+        self.size = (height, width)
+        # Not the mean too: the first convolution pads with zeros, which are the mean.
+        self.register_buffer("mean", 255 * backbone.mean)
+        first = backbone.layer1[0]
+        first.weight = nn.Parameter(first.weight / (255 * backbone.std), requires_grad=False)
+        self.stages = make_stages(backbone)
         fusion = _pointwise(backbone.fusion[0])
         projections = [
             _pointwise(part) for part in (backbone.proj1, backbone.proj2, backbone.proj3)
@@ -158,30 +198,25 @@ class CpuEncoder(nn.Module):
         for part, projection in zip(parts, projections, strict=True):
             bias += part @ projection.bias  # of resized ones too: the weights of a cell sum to one
         self.mixes = nn.ModuleList(
-            make_linear(part @ projection.weight, bias if number == 0 else None)
+            make_linear(part @ projection.weight, bias if number == 1 else None)
             for number, (part, projection) in enumerate(zip(parts, projections, strict=True))
         )
-        columns = (backbone.twice.columns, backbone.four_times.columns)
-        self.register_buffer("columns", torch.cat(columns, dim=1))
+        self.resizes = nn.ModuleList((backbone.twice, backbone.four_times))
+        rows = (backbone.twice.rows, backbone.four_times.rows)
+        self.register_buffer("rows", torch.cat(rows, dim=1))
         positions = backbone.frame_pos_embedding.detach()[0].flatten(1).T
         self.register_buffer("positions", positions.contiguous())
 
     def forward(self, frame: Tensor) -> Tensor:
         """Encode a frame (1, 3, H, W) in 0..255 as features (h * w, C)."""
-        height, width = self.size
-        pixels = (frame / 255 - self.backbone.mean) / self.backbone.std
-        x = self.stem(pixels)[0].flatten(1).T
-        maps = []
-        for number, block in enumerate(self.blocks):
-            x = block(x)
-            if number % 2:
-                maps.append(x)
-        fine, middle, coarse = (mix(part) for mix, part in zip(self.mixes, maps, strict=True))
-        middle = self.backbone.twice.rows @ middle.view(height // 2, -1)
-        coarse = self.backbone.four_times.rows @ coarse.view(height // 4, -1)
-        tall = (middle.view(height, width // 2, -1), coarse.view(height, width // 4, -1))
-        resized = (self.columns @ torch.cat(tall, dim=1)).view(height * width, -1)
-        return F.gelu(fine + resized) + self.positions
+        fine, *coarse = self.stages(frame - self.mean)
+        wide = []
+        for part, resize, mix in zip(coarse, self.resizes, self.mixes[1:], strict=True):
+            mixed = mix(part).view(resize.rows.shape[1], resize.columns.shape[1], -1)
+            wide.append((resize.columns @ mixed).flatten(1))  # (h / 2 or h / 4, w * C)
+        resized = (self.rows @ torch.cat(wide)).view(len(fine), -1)
+        features = torch.addmm(resized, fine, self.mixes[0].weight.T)
+        return F.gelu(features) + self.positions
 
 
 def make_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
