@@ -154,21 +154,6 @@ class WinogradStages(nn.Module):
         return maps
 
 
-class DirectStages(nn.Module):
-    """The same by the runtime's own convolutions."""
-
-    def __init__(self, backbone: Backbone) -> None:
-        super().__init__()
-        self.stages = nn.ModuleList((backbone.layer1, backbone.layer2, backbone.layer3))
-
-    def forward(self, pixels: Tensor) -> list[Tensor]:
-        maps, x = [], pixels
-        for stage in self.stages:
-            x = stage(x)
-            maps.append(x.permute(0, 2, 3, 1).flatten(0, 2))
-        return maps
-
-
 class CpuEncoder(nn.Module):
     """What a `Backbone` computes for one frame of the model's size."""
 

@@ -21,6 +21,7 @@ from overt.recipes.lbm.cpu_attention import (
     make_pyramid,
 )
 from overt.recipes.lbm.cpu_encoder import CpuEncoder
+from overt.recipes.lbm.cpu_int8 import Int8Stages, calibrate
 from overt.recipes.lbm.layer import Layer
 from overt.recipes.lbm.model import LBM
 from overt.recipes.lbm.pyramid import Resize, read_points
@@ -118,10 +119,21 @@ class CpuStep(nn.Module):
 
     half_size: Tensor  # (2,) of the model's input, x and y in pixels
 
-    def __init__(self, model: LBM, memory_size: int, threshold: float, points: int) -> None:
+    def __init__(
+        self,
+        model: LBM,
+        memory_size: int,
+        threshold: float,
+        points: int,
+        pictures: Tensor | None = None,  # (F, 3, H, W) 0..255 that set the ranges of 8-bit stages
+    ) -> None:
         super().__init__()
         few_points = points <= FEW_POINTS
-        self.encoder = CpuEncoder(model.backbone)
+        if pictures is None:
+            self.encoder = CpuEncoder(model.backbone)
+        else:
+            self.encoder = CpuEncoder(model.backbone, Int8Stages)
+            calibrate(self.encoder, pictures)
         self.transformer = transformer = model.transformer
         self.threshold = threshold
         self.layers = nn.ModuleList(
