@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from overt.config import build_recipe, load
 from overt.data.tracking.clips import TrackSample
 from overt.distributed import World
+from overt.errors import ConfigError
 from overt.evaluation import summarize
 from overt.metrics.scored_clips import score_clips
 from overt.recipes.lbm.data import evaluation_clips
@@ -41,7 +42,7 @@ def follow(
     begin = clip.queries[:, 0].floor()
     points = (clip.queries[None, :, 1:] * scale).float().numpy()
     tracks, visible = [], []
-    for time, pixels in enumerate(clip.video.split(1)):
+    for time, pixels in enumerate(torch.split(clip.video, 1)):
         frame = pixels.float()
         if frame.shape[2:] != size:
             frame = F.interpolate(frame, size, mode="bilinear", align_corners=False)
@@ -54,15 +55,20 @@ def follow(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    import onnxruntime
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, help="what `overt ckpt export --to onnx` wrote")
     parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="recipe= and its settings")
     parser.add_argument("--threads", type=positive, default=2)
     options = parser.parse_args(arguments)
     recipe = build_recipe(load(options.settings))
-    assert isinstance(recipe, LBMRecipe), "the step is LBM's"
+    if not isinstance(recipe, LBMRecipe):
+        raise ConfigError(
+            f"{options.settings[0]} has another step; use recipe=lbm_photographs or lbm"
+        )
+    if not options.file.is_file():
+        raise ConfigError(f"no such file: {options.file}; overt ckpt export --to onnx writes one")
+    import onnxruntime
+
     session_options = onnxruntime.SessionOptions()
     session_options.intra_op_num_threads = options.threads
     session = onnxruntime.InferenceSession(

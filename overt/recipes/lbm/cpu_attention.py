@@ -183,8 +183,8 @@ class CpuDeformable(nn.Module):
         if self.project is not None:
             pyramid = Pyramid(*(self.project(part) for part in pyramid))
             groups = self.heads
-        sides = self.large * self.points, positions - self.large * self.points
-        parts = zip(cells.split(sides, -1), weights.split(sides, -1), strict=True)
+        sides = [self.large * self.points, positions - self.large * self.points]
+        parts = zip(torch.split(cells, sides, -1), torch.split(weights, sides, -1), strict=True)
         reads = (self._gather, self._multiply)
         read = None
         for (part, weight), how, table in zip(parts, reads, pyramid, strict=True):
@@ -214,13 +214,13 @@ class CpuDeformable(nn.Module):
         near = (1 - ((cells - first).unsqueeze(-1) - torch.arange(2)).abs()).relu()
         columns, rows = near.unbind(2)  # (N, K, H, F * P, 2) each
         rows = rows * weights.unsqueeze(-1)
-        shares = (rows.unsqueeze(-1) * columns.unsqueeze(-2)).flatten(-3)
+        by_cell = (rows.unsqueeze(-1) * columns.unsqueeze(-2)).flatten(-3)
         column, row = first.unbind(2)
         numbers = (row * self.steps + column).long().unsqueeze(-1) * groups + self.corners
         width = table.shape[1] // groups
         gathered = table.view(-1, width).index_select(0, numbers.flatten())
-        gathered = gathered.view(-1, shares.shape[-1], width)
-        return (shares.view(-1, 1, shares.shape[-1]) @ gathered).flatten(0, 1)
+        gathered = gathered.view(-1, by_cell.shape[-1], width)
+        return (by_cell.view(-1, 1, by_cell.shape[-1]) @ gathered).flatten(0, 1)
 
     def _multiply(self, cells: Tensor, weights: Tensor, table: Tensor, groups: int) -> Tensor:
         """Read small levels at (N, K, 2, H, P * D); returns (N * K * H, C or d)."""
@@ -228,19 +228,19 @@ class CpuDeformable(nn.Module):
         shape = (*cells.shape[:-1], self.points, -1)
         distances = torch.addmm(self.cells, cells.reshape(-1, len(small)), self.by_level).abs()
         columns, rows = (1 - distances).relu().view(shape).unbind(2)  # (N, K, H, P, sides)
-        rows = rows * (weights.unflatten(-1, (self.points, len(small))) @ self.by_level)
+        rows = rows * (torch.unflatten(weights, -1, (self.points, len(small))) @ self.by_level)
         sides = [max(size) for size in small]
-        shares = [
+        by_cell = [
             (row[..., :height].mT @ column[..., :width]).flatten(-2)
             for (height, width), row, column in zip(
-                small, rows.split(sides, -1), columns.split(sides, -1), strict=True
+                small, torch.split(rows, sides, -1), torch.split(columns, sides, -1), strict=True
             )
         ]
-        share = torch.cat(shares, dim=-1).flatten(0, 1)  # (N * K, H, cells)
+        joined = torch.cat(by_cell, dim=-1).flatten(0, 1)  # (N * K, H, cells)
         if groups == 1:
-            return share.flatten(0, 1) @ table
+            return joined.flatten(0, 1) @ table
         by_head = torch.unflatten(table, 1, (groups, -1)).transpose(0, 1)  # (H, cells, d)
-        return (share.transpose(0, 1) @ by_head).transpose(0, 1).flatten(0, 1)
+        return (joined.transpose(0, 1) @ by_head).transpose(0, 1).flatten(0, 1)
 
     def _prepare_levels(self, lengths: Tensor, few_points: bool) -> None:
         large = lengths[: self.large].repeat_interleave(self.points, dim=0)  # (F * P, 2)

@@ -10,13 +10,14 @@ Letters: C channels, O output channels, h x w cells, T tiles of 4 x 4 cells.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from overt.recipes.lbm.backbone import Backbone, BasicBlock
+from overt.recipes.lbm.pyramid import Resize
 
 TILE = 4  # output cells of a tile along each axis, made of TILE + 2 input cells
 # Lavin and Gray's F(4, 3), from the points 0, 1, -1, 2, -2 and infinity.
@@ -159,6 +160,7 @@ class CpuEncoder(nn.Module):
 
     mean: Tensor  # (3, 1, 1) in 0..255
     rows: Tensor  # (h, h / 2 + h / 4): the weight of each row of the two coarse maps
+    fine_mix: Tensor  # (c, C)
     positions: Tensor  # (h * w, C)
 
     def __init__(
@@ -172,6 +174,7 @@ class CpuEncoder(nn.Module):
         # Not the mean too: the first convolution pads with zeros, which are the mean.
         self.register_buffer("mean", 255 * backbone.mean)
         first = backbone.layer1[0]
+        assert isinstance(first, nn.Conv2d), "the stem"
         first.weight = nn.Parameter(first.weight / (255 * backbone.std), requires_grad=False)
         self.stages = make_stages(backbone)
         fusion = _pointwise(backbone.fusion[0])
@@ -182,11 +185,14 @@ class CpuEncoder(nn.Module):
         bias = fusion.bias.clone()
         for part, projection in zip(parts, projections, strict=True):
             bias += part @ projection.bias  # of resized ones too: the weights of a cell sum to one
-        self.mixes = nn.ModuleList(
-            make_linear(part @ projection.weight, bias if number == 1 else None)
-            for number, (part, projection) in enumerate(zip(parts, projections, strict=True))
+        fine, middle, coarse = (
+            part @ projection.weight for part, projection in zip(parts, projections, strict=True)
         )
-        self.resizes = nn.ModuleList((backbone.twice, backbone.four_times))
+        self.register_buffer("fine_mix", fine.T.contiguous())
+        self.mixes = nn.ModuleList((make_linear(middle, bias), make_linear(coarse, None)))
+        self.resizes: Iterable[Resize] = nn.ModuleList(  # type: ignore[assignment]
+            (backbone.twice, backbone.four_times)
+        )
         rows = (backbone.twice.rows, backbone.four_times.rows)
         self.register_buffer("rows", torch.cat(rows, dim=1))
         positions = backbone.frame_pos_embedding.detach()[0].flatten(1).T
@@ -196,11 +202,11 @@ class CpuEncoder(nn.Module):
         """Encode a frame (1, 3, H, W) in 0..255 as features (h * w, C)."""
         fine, *coarse = self.stages(frame - self.mean)
         wide = []
-        for part, resize, mix in zip(coarse, self.resizes, self.mixes[1:], strict=True):
+        for part, resize, mix in zip(coarse, self.resizes, self.mixes, strict=True):
             mixed = mix(part).view(resize.rows.shape[1], resize.columns.shape[1], -1)
             wide.append((resize.columns @ mixed).flatten(1))  # (h / 2 or h / 4, w * C)
         resized = (self.rows @ torch.cat(wide)).view(len(fine), -1)
-        features = torch.addmm(resized, fine, self.mixes[0].weight.T)
+        features = torch.addmm(resized, fine, self.fine_mix)
         return F.gelu(features) + self.positions
 
 

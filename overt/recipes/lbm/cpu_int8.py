@@ -78,8 +78,7 @@ class Int8Stages(nn.Module):
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
-        convolution, norm, relu, pool = backbone.layer1[:4]
-        assert isinstance(norm, nn.Identity), "norms were folded"
+        convolution, _, relu, pool = list(backbone.layer1)[:4]  # the norm was folded
         # Pooled first, which is the same: otherwise ONNX Runtime pools integers, ten times slower.
         self.stem = nn.Sequential(convolution, pool, relu, Quantize())
         blocks = [module for module in backbone.modules() if isinstance(module, BasicBlock)]
@@ -98,7 +97,7 @@ class Int8Stages(nn.Module):
 @torch.no_grad()
 def calibrate(encoder: nn.Module, frames: Tensor) -> None:
     """Measure ranges on frames (F, 3, H, W) in 0..255 and round from now on."""
-    for frame in frames.split(1):
+    for frame in torch.split(frames, 1):
         encoder(frame)
     for module in encoder.modules():
         if isinstance(module, Quantize):

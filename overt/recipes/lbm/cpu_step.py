@@ -101,7 +101,7 @@ class CpuLayer(nn.Module):
             pyramid, scales, (counts[:large], counts[large:]), strict=True
         ):
             if some:
-                parts += ((tokens @ query.T) * scale).split(some)
+                parts += torch.split((tokens @ query.T) * scale, some)
         total = parts[0] * self.fine_weight
         for number, (part, size) in enumerate(zip(parts[1:], sizes[1:], strict=True), start=1):
             resized = getattr(self, f"columns{number}") @ torch.unflatten(part, 0, size)
