@@ -209,7 +209,7 @@ class CpuDeformable(nn.Module):
 
     def _gather(self, cells: Tensor, weights: Tensor, table: Tensor, groups: int) -> Tensor:
         """Read large levels at (N, K, 2, H, F * P); returns (N * K * H, C or d)."""
-        # Two neighbors along each axis, inside of the map: one that is no neighbor weighs nothing.
+        # Two neighbors along each axis, inside of the map; a cell farther away weighs nothing.
         first = torch.minimum(cells.floor().clamp(min=0), self.last)
         near = (1 - ((cells - first).unsqueeze(-1) - torch.arange(2)).abs()).relu()
         columns, rows = near.unbind(2)  # (N, K, H, F * P, 2) each
