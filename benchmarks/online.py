@@ -150,7 +150,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     exported = parser.add_argument_group("onnx")
     exported.add_argument("--size", type=positive, nargs=2, metavar=("HEIGHT", "WIDTH"))
     exported.add_argument("--threads", type=positive, default=2)
-    exported.add_argument("--forms", nargs="+", choices=("any", "cpu"), default=["any", "cpu"])
+    exported.add_argument(
+        "--forms", nargs="+", choices=("any", "cpu", "int8"), default=["any", "cpu"]
+    )
     exported.add_argument("--runtime", choices=("onnx", "torch"), default="onnx")
     exported.add_argument("--rows", type=int, default=6, help="operators to list")
     options = parser.parse_args(arguments)

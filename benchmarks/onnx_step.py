@@ -68,8 +68,14 @@ def measure_forms(options: argparse.Namespace) -> None:
     rate = 0.0
     for points in options.points:
         for form in options.forms:
-            cpu_points = points if form == "cpu" else None
-            step = make_step(model, model.memory_size, model.visible_threshold, points, cpu_points)
+            step = make_step(
+                model,
+                model.memory_size,
+                model.visible_threshold,
+                points,
+                cpu_points=None if form == "any" else points,
+                pictures=torch.rand(1, 3, *model.input_size) * 255 if form == "int8" else None,
+            )
             encoder = step.module.encoder if isinstance(step.module, CpuStep) else model.backbone
             frame = {"frame": step.example[0].numpy()}
             whole = measure(options, step.module, first_inputs(step.example), OUTPUTS)

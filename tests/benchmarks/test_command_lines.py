@@ -30,6 +30,7 @@ def test_help_explains_a_script_and_runs_nothing(
         ["cycle.py", "nothere.mp4"],
         ["features.py", "--recipe", "nothere", "--device", "cpu", "--small"],
         ["noise_floor.py", "nothere"],
+        ["onnx_scores.py", "nothere.onnx", "recipe=lbm_tiny"],
         ["people.py", "--tiny", "recipe=nothere"],
         ["skulls.py", "nothere"],
         ["untrained.py", "nothere"],

@@ -21,6 +21,9 @@ from overt.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 SEED = 2410  # of the computed patterns
+# Settings that name a folder of photographs, and what their null means.
+TEXTURES, CALIBRATION = "data.textures", "evaluation.export_int8"
+WITHOUT = {TEXTURES: "procedural textures only", CALIBRATION: "float32"}
 
 
 def load_textures(folder: str | None, side: int, num_procedural: int) -> Tensor:
@@ -41,37 +44,39 @@ def pack(pictures: NDArray[np.uint8]) -> Tensor:
     return channels[..., 0] + 256 * channels[..., 1] + 65536 * channels[..., 2]
 
 
-def find_photographs(folder: Path) -> list[Path]:
-    """Return the pictures below a folder, sorted."""
+def find_photographs(folder: Path, key: str = TEXTURES) -> list[Path]:
+    """Return the pictures below a folder, sorted; `key` is the setting that errors name."""
     if not folder.is_dir():
         raise DataError(
-            f"data.textures={folder} is not a folder; give one with photographs "
-            f"({', '.join(SUFFIXES)}), or null for procedural textures only"
+            f"{key}={folder} is not a folder; give one with photographs "
+            f"({', '.join(SUFFIXES)}), or null for {WITHOUT[key]}"
         )
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not files:
         raise DataError(
-            f"data.textures={folder} holds no picture ({', '.join(SUFFIXES)}); give a folder of "
-            "photographs, or null for procedural textures only"
+            f"{key}={folder} holds no picture ({', '.join(SUFFIXES)}); give a folder of "
+            f"photographs, or null for {WITHOUT[key]}"
         )
     return files
 
 
-def read_photographs(folder: Path, side: int) -> list[NDArray[np.uint8]]:
+def read_photographs(folder: Path, side: int, key: str = TEXTURES) -> list[NDArray[np.uint8]]:
     """Crop squares (side, side, 3) from every picture below a folder, in the order of names."""
     with ThreadPoolExecutor() as pool:  # decoding releases Python's lock
-        square_lists = pool.map(lambda path: cut_squares(path, side), find_photographs(folder))
+        square_lists = pool.map(
+            lambda path: cut_squares(path, side, key), find_photographs(folder, key)
+        )
         return [square for squares in square_lists for square in squares]
 
 
-def cut_squares(path: Path, side: int) -> list[NDArray[np.uint8]]:
+def cut_squares(path: Path, side: int, key: str = TEXTURES) -> list[NDArray[np.uint8]]:
     """Return as many adjacent squares as fit; one, enlarged, for a smaller picture."""
     try:
         with Image.open(path) as opened:
             picture = Image.fromarray(to_rgb(opened))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(
-            f"data.textures: {path} is not a readable picture ({error}); remove it from the folder"
+            f"{key}: {path} is not a readable picture ({error}); remove it from the folder"
         ) from error
     shorter = min(picture.size)
     if shorter < side:

@@ -122,6 +122,9 @@ class EvaluationSettings(ScoringSettings):
     # null: overt ckpt export writes a step of plain operators, for any runtime; a number: one for
     # ONNX Runtime on a CPU, fastest with about this many points
     export_cpu_points: int | None = None  # null in older runs
+    # null: float32; a folder of photographs: the encoder's convolutions with 8 bits, whose ranges
+    # are measured on these photographs. Needs export_cpu_points, and tracks change a little
+    export_int8: str | None = None  # null in older runs
     # (height, width) of the frames of the exported step, multiples of 32, for which the position
     # map is resized; null: model.input_size
     export_input_size: list[int] | None = None  # null in older runs
@@ -137,6 +140,12 @@ class EvaluationSettings(ScoringSettings):
         within("evaluation.visible_threshold", self.visible_threshold, 0, 1, above=True, below=True)
         if self.export_cpu_points is not None:
             within("evaluation.export_cpu_points", self.export_cpu_points, 1)
+        if self.export_int8 is not None and self.export_cpu_points is None:
+            raise ConfigError(
+                f"evaluation.export_int8={self.export_int8} has no effect without "
+                "evaluation.export_cpu_points: only the step for a CPU has an 8-bit form. Set "
+                "evaluation.export_cpu_points=10, the points to expect, or export_int8=null"
+            )
         if self.export_input_size is not None:
             key = "evaluation.export_input_size"
             height_width(key, self.export_input_size, least=32, multiple=32)

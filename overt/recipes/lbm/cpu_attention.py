@@ -11,40 +11,45 @@ P positions per level and head, J entries, h x w cells of a level.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from overt.nn.deformable import DeformableAttention
 from overt.recipes.lbm.blocks import EntryAttention
 from overt.recipes.lbm.cpu_encoder import make_linear
 
-SMALL_MAP = 256  # a level of up to this many cells is read by a matrix product with all of them
+# A level of up to this many cells is read by a matrix product with all of them, a larger one by
+# gathering four rows per position.
+SMALL_MAP = 1024
 
 Sizes = Sequence[tuple[int, int]]
 
 
-class Level(NamedTuple):
-    """A level of a pyramid; G is H where heads read separate channels, else 1."""
+class Pyramid(NamedTuple):
+    """The levels of a frame, finest first, those of one kind one after the other."""
 
-    size: tuple[int, int]
-    tokens: Tensor  # (h * w, C)
-    image: Tensor  # (G, C / G, h, w)
+    large: Tensor  # (S, C) of the levels with more than SMALL_MAP cells
+    small: Tensor  # (S, C) of all others
 
 
-def make_levels(tokens: Tensor, sizes: Sizes, groups: int = 1) -> list[Level]:
+def count_large(sizes: Sizes) -> int:
+    """Return how many levels have more than SMALL_MAP cells; they come first."""
+    return sum(height * width > SMALL_MAP for height, width in sizes)
+
+
+def make_pyramid(tokens: Tensor, sizes: Sizes) -> Pyramid:
     """Return the pyramid of tokens (h * w, C): means of 1, 2 x 2, 4 x 4, ... cells."""
-    levels = []
-    for number, (height, width) in enumerate(sizes):
-        if number:
-            tokens = tokens.view(height, 2, -1).mean(1)
-            tokens = tokens.view(height * width, 2, -1).mean(1)
-        image = tokens.T.reshape(groups, -1, height, width)
-        levels.append(Level((height, width), tokens, image))
-    return levels
+    levels = [tokens]
+    for height, width in sizes[1:]:
+        # As a product: a mean over neighboring rows is slow.
+        pairs = torch.eye(width).repeat_interleave(2, dim=1)  # (w, 2 * w)
+        means = torch.cat([pairs, pairs], dim=1) / 4
+        levels.append((means @ levels[-1].view(height, 4 * width, -1)).flatten(0, 1))
+    large = count_large(sizes)
+    return Pyramid(*(torch.cat([tokens[:0], *part]) for part in (levels[:large], levels[large:])))
 
 
 class FoldedEntryAttention(nn.Module):
@@ -93,89 +98,165 @@ class SingleEntryAttention(nn.Module):
 
 
 class CpuDeformable(nn.Module):
-    """`DeformableAttention` of queries that read around several centers each."""
+    """`DeformableAttention`s of the same queries around the same centers, all heads together.
 
-    half_sizes: Tensor  # (L * H * P * 2,) half of the width and height of each position's level
-    spread: Tensor  # (2, L * H * P * 2) repeats a center for every position
+    A sample is a sum over cells with the weight max(0, 1 - distance) along both axes.
+    """
 
-    def __init__(self, attention: DeformableAttention, sizes: Sizes, few_points: bool) -> None:
+    spread: Tensor  # (2, 2 * H * L * P) turns centers into cells of each position's level
+    middles: Tensor  # (2, 1, L * P) the middle of each position's level, in cells
+    last: Tensor  # (2, 1, F * P) the last cell but one along each axis, of the F large levels
+    steps: Tensor  # (F * P,) cells between two rows
+    corners: Tensor  # (H, F * P, 4) rows of the table from the first cell of a position's level on
+    by_level: Tensor  # (D, sum of sides) ones where a column belongs to one of the D small levels
+    cells: Tensor  # (sum of sides,) minus the number of the cell that a column is
+
+    def __init__(
+        self, attentions: Sequence[DeformableAttention], sizes: Sizes, few_points: bool
+    ) -> None:
         super().__init__()
-        self.heads, self.points, self.sizes = attention.heads, attention.points, sizes
-        half_sizes = torch.tensor([[width / 2, height / 2] for height, width in sizes])
-        positions = self.heads * self.points
-        self.register_buffer("half_sizes", half_sizes.repeat(1, positions).flatten())
-        # As a matrix product: broadcasting along an axis of two is slow.
-        self.register_buffer("spread", torch.eye(2).repeat(1, len(sizes) * positions))
-        # Offsets in the coordinates of a grid, -1 to 1, ordered by level.
-        shape = (self.heads, len(sizes), self.points, 2)
-        offsets = attention.sampling_offsets
-        weight = torch.unflatten(offsets.weight.detach(), 0, shape).transpose(0, 1).flatten(0, 3)
-        bias = torch.unflatten(offsets.bias.detach(), 0, shape).transpose(0, 1).flatten()
-        self.move = make_linear(weight / self.half_sizes.unsqueeze(1), bias / self.half_sizes)
-        self.weigh = attention.attention_weights
-        self.project = None if few_points else attention.value_proj
-        self.tell = attention.output_proj
-        self.tell_bias: Tensor | None = None
-        if few_points:
-            output = _heads(attention.output_proj.weight, 1, self.heads)
-            values = _heads(attention.value_proj.weight, 0, self.heads)
-            tell = torch.einsum("chd,hde->che", output, values).flatten(1)  # (C, H * C)
-            self.tell = make_linear(tell, attention.output_proj.bias)
-            bias = _heads(attention.value_proj.bias, 0, self.heads)
-            self.tell_bias = nn.Parameter(torch.einsum("chd,hd->hc", output, bias), False)
+        depth, large = len(sizes), count_large(sizes)
+        points = attentions[0].points
+        self.points, self.sizes, self.large = points, sizes, large
+        self.heads = heads = sum(attention.heads for attention in attentions)
+        # Positions of a head: those on large levels by level, the others by position.
+        order = torch.arange(depth * points).view(depth, points)
+        order = torch.cat([order[:large].flatten(), order[large:].T.flatten()])
+
+        def ordered(parts: Iterable[Tensor], *last: int) -> Tensor:
+            """Join (H * L * P * last, ...) of all attentions and reorder the positions."""
+            joined = torch.cat([part.detach() for part in parts])
+            return torch.unflatten(joined, 0, (heads, depth * points, *last))[:, order]
+
+        lengths = torch.tensor([[width, height] for height, width in sizes], dtype=torch.float32)
+        middles = ((lengths - 1) / 2).repeat_interleave(points, dim=0)[order]  # (L * P, 2)
+        self.register_buffer("middles", middles.T.unsqueeze(1))
+        halves = (lengths / 2).repeat_interleave(points, dim=0)[order].T
+        spread = torch.zeros(2, 2, heads, depth * points)
+        spread[0, 0], spread[1, 1] = halves
+        self.register_buffer("spread", spread.flatten(1))
+        weight = ordered((each.sampling_offsets.weight for each in attentions), 2)
+        bias = ordered((each.sampling_offsets.bias for each in attentions), 2) + middles
+        self.move = make_linear(weight.movedim(2, 0).flatten(0, 2), bias.movedim(2, 0).flatten())
+        self.weigh = make_linear(
+            ordered(each.attention_weights.weight for each in attentions).flatten(0, 1),
+            ordered(each.attention_weights.bias for each in attentions).flatten(),
+        )
+        self._prepare_levels(lengths, few_points)
+        # Sampling is linear: values are projected before it, or together with the results.
+        self.tells = nn.ModuleList()
+        self.project: nn.Linear | None = None
+        if not few_points:
+            projections = [each.value_proj for each in attentions]
+            self.project = make_linear(
+                torch.cat([each.weight for each in projections]),
+                torch.cat([each.bias for each in projections]),
+            )
+        biases = []
+        for each in attentions:
+            weight, bias = each.output_proj.weight.detach(), each.output_proj.bias
+            if few_points:
+                by_head = _heads(weight, 1, each.heads)  # (C, H, d)
+                values = _heads(each.value_proj.weight, 0, each.heads)
+                value_bias = _heads(each.value_proj.bias, 0, each.heads)
+                biases.append(torch.einsum("chd,hd->hc", by_head, value_bias))
+                weight = torch.einsum("chd,hde->che", by_head, values).flatten(1)
+            self.tells.append(make_linear(weight, bias))
+        self.tell_biases = nn.ParameterList(
+            nn.Parameter(bias, requires_grad=False) for bias in biases
+        )
 
     def forward(
         self,
         query: Tensor,  # (N, C)
         centers: Tensor,  # (N, K, 2) in -1..1
-        levels: Sequence[Level],  # of the features
-    ) -> Tensor:
-        """Return what the queries read, (N, K, C), without the query itself."""
-        count, depth, heads = centers.shape[1], len(self.sizes), self.heads
+        pyramid: Pyramid,  # of the features
+    ) -> list[Tensor]:
+        """Return what each attention reads, (N, K, C), without the query itself."""
+        count, channels = centers.shape[1], query.shape[1]
+        positions = self.middles.shape[2]
         # The offsets are those of the point: its candidates differ in their centers.
-        grids = self.move(query).unsqueeze(1) + centers @ self.spread  # (N, K, L * H * P * 2)
-        weights = self.weigh(query).view(-1, heads, depth * self.points).softmax(-1)
-        weights = weights.view(-1, 1, heads, depth, self.points).transpose(2, 3)
-        weights = weights.expand(-1, count, -1, -1, -1)  # (N, K, L, H, P)
-        told_bias = None
-        if self.tell_bias is not None:
-            # The bias of the values counts as far as a position lies inside of its level.
-            inside = (self.half_sizes + 0.5 - grids.abs() * self.half_sizes).clamp(0, 1)
-            inside = inside.view(-1, count, depth, heads, self.points, 2).prod(-1)
-            told_bias = (inside * weights).sum(dim=(2, 4)) @ self.tell_bias  # (N, K, C)
+        cells = self.move(query).unsqueeze(1) + centers @ self.spread
+        cells = cells.view(-1, count, 2, self.heads, positions)
+        weights = self.weigh(query).view(-1, 1, self.heads, positions).softmax(-1)
+        groups = 1
         if self.project is not None:
-            levels = make_levels(self.project(levels[0].tokens), self.sizes, heads)
-        groups = len(levels[0].image)
-        grids = grids.view(-1, depth, heads, self.points, 2).permute(1, 2, 0, 3, 4)
-        grids = grids.reshape(depth, groups, -1, self.points, 2)
-        weights = weights.permute(2, 3, 0, 1, 4).reshape(depth, groups, -1, self.points)
-        parts = (
-            _read(level, grid, weight)
-            for level, grid, weight in zip(levels, grids.unbind(0), weights.unbind(0), strict=True)
-        )
-        read = next(parts)  # (G, H / G * Q, C / G)
-        for part in parts:
-            read = read + part
-        read = read.reshape(heads, -1, read.shape[-1]).transpose(0, 1)  # (Q, H, C or d)
-        told: Tensor = self.tell(read.flatten(1)).view(-1, count, query.shape[1])
-        return told if told_bias is None else told + told_bias
+            pyramid = Pyramid(*(self.project(part) for part in pyramid))
+            groups = self.heads
+        sides = [self.large * self.points, positions - self.large * self.points]
+        parts = zip(torch.split(cells, sides, -1), torch.split(weights, sides, -1), strict=True)
+        reads = (self._gather, self._multiply)
+        read = None
+        for (part, weight), how, table in zip(parts, reads, pyramid, strict=True):
+            if part.shape[-1] > 0:
+                found = how(part, weight, table, groups)
+                read = found if read is None else read + found
+        assert read is not None, "there is at least one level"
+        read = read.view(-1, len(self.tells), self.heads // len(self.tells) * read.shape[-1])
+        told = [
+            tell(rows).view(-1, count, channels)
+            for tell, rows in zip(self.tells, read.unbind(1), strict=True)
+        ]
+        if len(self.tell_biases) > 0:
+            # The bias of the values counts as far as a position lies inside of its level.
+            inside = (self.middles + 1 - (cells - self.middles).abs()).clamp(0, 1).prod(2)
+            sums = (inside * weights).sum(-1).chunk(len(told), -1)  # (N, K, heads of each)
+            told = [
+                part + total @ bias
+                for part, total, bias in zip(told, sums, self.tell_biases, strict=True)
+            ]
+        return told
 
+    def _gather(self, cells: Tensor, weights: Tensor, table: Tensor, groups: int) -> Tensor:
+        """Read large levels at (N, K, 2, H, F * P); returns (N * K * H, C or d)."""
+        # Two neighbors along each axis, inside of the map; a cell farther away weighs nothing.
+        first = torch.minimum(cells.floor().clamp(min=0), self.last)
+        near = (1 - ((cells - first).unsqueeze(-1) - torch.arange(2)).abs()).relu()
+        columns, rows = near.unbind(2)  # (N, K, H, F * P, 2) each
+        rows = rows * weights.unsqueeze(-1)
+        by_cell = (rows.unsqueeze(-1) * columns.unsqueeze(-2)).flatten(-3)
+        column, row = first.unbind(2)
+        numbers = (row * self.steps + column).long().unsqueeze(-1) * groups + self.corners
+        width = table.shape[1] // groups
+        gathered = table.view(-1, width).index_select(0, numbers.flatten())
+        gathered = gathered.view(-1, by_cell.shape[-1], width)
+        return (by_cell.view(-1, 1, by_cell.shape[-1]) @ gathered).flatten(0, 1)
 
-def _read(level: Level, grid: Tensor, weights: Tensor) -> Tensor:
-    """Sum samples at (G, R, P, 2) with weights (G, R, P); returns (G, R, C / G)."""
-    height, width = level.size
-    if height * width > SMALL_MAP:
-        samples = F.grid_sample(level.image, grid, padding_mode="zeros", align_corners=False)
-        return (samples * weights.unsqueeze(1)).sum(-1).mT
-    # Position p of a grid is the cell p * length / 2 + (length - 1) / 2; a sample is a sum over all
-    # cells with the weight max(0, 1 - distance) along both axes.
-    lengths = torch.tensor([width, height], dtype=grid.dtype).unsqueeze(1)
-    first = (lengths - 1) / 2 - torch.arange(max(level.size))
-    near = (1 - (grid.unsqueeze(-1) * (lengths / 2) + first).abs()).relu()
-    columns, rows = near.unbind(3)  # (G, R, P, longer side) each
-    rows = rows[..., :height] * weights.unsqueeze(-1)
-    cells = (rows.mT @ columns[..., :width]).flatten(2)  # (G, R, h * w)
-    return cells @ level.image.flatten(2).mT
+    def _multiply(self, cells: Tensor, weights: Tensor, table: Tensor, groups: int) -> Tensor:
+        """Read small levels at (N, K, 2, H, P * D); returns (N * K * H, C or d)."""
+        small = self.sizes[self.large :]
+        shape = (*cells.shape[:-1], self.points, -1)
+        distances = torch.addmm(self.cells, cells.reshape(-1, len(small)), self.by_level).abs()
+        columns, rows = (1 - distances).relu().view(shape).unbind(2)  # (N, K, H, P, sides)
+        rows = rows * (torch.unflatten(weights, -1, (self.points, len(small))) @ self.by_level)
+        sides = [max(size) for size in small]
+        by_cell = [
+            (row[..., :height].mT @ column[..., :width]).flatten(-2)
+            for (height, width), row, column in zip(
+                small, torch.split(rows, sides, -1), torch.split(columns, sides, -1), strict=True
+            )
+        ]
+        joined = torch.cat(by_cell, dim=-1).flatten(0, 1)  # (N * K, H, cells)
+        if groups == 1:
+            return joined.flatten(0, 1) @ table
+        by_head = torch.unflatten(table, 1, (groups, -1)).transpose(0, 1)  # (H, cells, d)
+        return (joined.transpose(0, 1) @ by_head).transpose(0, 1).flatten(0, 1)
+
+    def _prepare_levels(self, lengths: Tensor, few_points: bool) -> None:
+        large = lengths[: self.large].repeat_interleave(self.points, dim=0)  # (F * P, 2)
+        self.register_buffer("last", (large - 2).T.unsqueeze(1))
+        self.register_buffer("steps", large[:, 0].clone())
+        counts = lengths[: self.large].prod(1).long()
+        starts = (counts.cumsum(0) - counts).repeat_interleave(self.points)
+        steps = large[:, :1].long()
+        corners = starts[:, None] + torch.cat([0 * steps, 0 * steps + 1, steps, steps + 1], dim=1)
+        groups = 1 if few_points else self.heads
+        head = torch.arange(self.heads).view(-1, 1, 1) % groups
+        self.register_buffer("corners", corners * groups + head)
+        sides = lengths[self.large :].amax(1).long()
+        self.register_buffer("by_level", torch.eye(len(sides)).repeat_interleave(sides, dim=1))
+        numbers = [torch.arange(side, dtype=torch.float32) for side in sides]
+        self.register_buffer("cells", -torch.cat([torch.zeros(0), *numbers]))
 
 
 def _heads(weight: Tensor, axis: int, *counts: int) -> Tensor:

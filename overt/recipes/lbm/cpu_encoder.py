@@ -10,12 +10,14 @@ Letters: C channels, O output channels, h x w cells, T tiles of 4 x 4 cells.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from overt.recipes.lbm.backbone import Backbone, BasicBlock
+from overt.recipes.lbm.pyramid import Resize
 
 TILE = 4  # output cells of a tile along each axis, made of TILE + 2 input cells
 # Lavin and Gray's F(4, 3), from the points 0, 1, -1, 2, -2 and infinity.
@@ -131,24 +133,50 @@ class MatrixBlock(nn.Module):
         return F.relu(y + self.shortcut(x))
 
 
-class CpuEncoder(nn.Module):
-    """What a `Backbone` computes for one frame of the model's size."""
-
-    columns: Tensor  # (w, w / 2 + w / 4): the weight of each column of the two coarse maps
-    positions: Tensor  # (h * w, C)
+class WinogradStages(nn.Module):
+    """The three stages of a backbone with folded norms, on maps (h * w, C)."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
-        backbone = copy.deepcopy(backbone)
-        backbone.fold_norms()
-        self.backbone = backbone
         height, width = backbone.frame_pos_embedding.shape[2:]
-        self.size = (height, width)
-        halves, quarters = (height // 2, width // 2), (height // 4, width // 4)
+        full, halves, quarters = ((height // part, width // part) for part in (1, 2, 4))
         self.stem = backbone.layer1[:4]
         blocks = [module for module in backbone.modules() if isinstance(module, BasicBlock)]
-        sizes = (self.size, self.size, self.size, halves, halves, quarters)
+        sizes = (full, full, full, halves, halves, quarters)
         self.blocks = nn.ModuleList(map(MatrixBlock, blocks, sizes))
+
+    def forward(self, pixels: Tensor) -> list[Tensor]:
+        x = self.stem(pixels)[0].flatten(1).T
+        maps = []
+        for number, block in enumerate(self.blocks):
+            x = block(x)
+            if number % 2:
+                maps.append(x)
+        return maps
+
+
+class CpuEncoder(nn.Module):
+    """What a `Backbone` computes for one frame of the model's size."""
+
+    mean: Tensor  # (3, 1, 1) in 0..255
+    rows: Tensor  # (h, h / 2 + h / 4): the weight of each row of the two coarse maps
+    fine_mix: Tensor  # (c, C)
+    positions: Tensor  # (h * w, C)
+
+    def __init__(
+        self, backbone: Backbone, make_stages: Callable[[Backbone], nn.Module] = WinogradStages
+    ) -> None:
+        super().__init__()
+        backbone = copy.deepcopy(backbone)
+        backbone.fold_norms()
+        height, width = backbone.frame_pos_embedding.shape[2:]
+        self.size = (height, width)
+        # Not the mean too: the first convolution pads with zeros, which are the mean.
+        self.register_buffer("mean", 255 * backbone.mean)
+        first = backbone.layer1[0]
+        assert isinstance(first, nn.Conv2d), "the stem"
+        first.weight = nn.Parameter(first.weight / (255 * backbone.std), requires_grad=False)
+        self.stages = make_stages(backbone)
         fusion = _pointwise(backbone.fusion[0])
         projections = [
             _pointwise(part) for part in (backbone.proj1, backbone.proj2, backbone.proj3)
@@ -157,31 +185,29 @@ class CpuEncoder(nn.Module):
         bias = fusion.bias.clone()
         for part, projection in zip(parts, projections, strict=True):
             bias += part @ projection.bias  # of resized ones too: the weights of a cell sum to one
-        self.mixes = nn.ModuleList(
-            make_linear(part @ projection.weight, bias if number == 0 else None)
-            for number, (part, projection) in enumerate(zip(parts, projections, strict=True))
+        fine, middle, coarse = (
+            part @ projection.weight for part, projection in zip(parts, projections, strict=True)
         )
-        columns = (backbone.twice.columns, backbone.four_times.columns)
-        self.register_buffer("columns", torch.cat(columns, dim=1))
+        self.register_buffer("fine_mix", fine.T.contiguous())
+        self.mixes = nn.ModuleList((make_linear(middle, bias), make_linear(coarse, None)))
+        self.resizes: Iterable[Resize] = nn.ModuleList(  # type: ignore[assignment]
+            (backbone.twice, backbone.four_times)
+        )
+        rows = (backbone.twice.rows, backbone.four_times.rows)
+        self.register_buffer("rows", torch.cat(rows, dim=1))
         positions = backbone.frame_pos_embedding.detach()[0].flatten(1).T
         self.register_buffer("positions", positions.contiguous())
 
     def forward(self, frame: Tensor) -> Tensor:
         """Encode a frame (1, 3, H, W) in 0..255 as features (h * w, C)."""
-        height, width = self.size
-        pixels = (frame / 255 - self.backbone.mean) / self.backbone.std
-        x = self.stem(pixels)[0].flatten(1).T
-        maps = []
-        for number, block in enumerate(self.blocks):
-            x = block(x)
-            if number % 2:
-                maps.append(x)
-        fine, middle, coarse = (mix(part) for mix, part in zip(self.mixes, maps, strict=True))
-        middle = self.backbone.twice.rows @ middle.view(height // 2, -1)
-        coarse = self.backbone.four_times.rows @ coarse.view(height // 4, -1)
-        tall = (middle.view(height, width // 2, -1), coarse.view(height, width // 4, -1))
-        resized = (self.columns @ torch.cat(tall, dim=1)).view(height * width, -1)
-        return F.gelu(fine + resized) + self.positions
+        fine, *coarse = self.stages(frame - self.mean)
+        wide = []
+        for part, resize, mix in zip(coarse, self.resizes, self.mixes, strict=True):
+            mixed = mix(part).view(resize.rows.shape[1], resize.columns.shape[1], -1)
+            wide.append((resize.columns @ mixed).flatten(1))  # (h / 2 or h / 4, w * C)
+        resized = (self.rows @ torch.cat(wide)).view(len(fine), -1)
+        features = torch.addmm(resized, fine, self.fine_mix)
+        return F.gelu(features) + self.positions
 
 
 def make_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -9,21 +9,22 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from overt.recipes.lbm.backbone import STRIDE
 from overt.recipes.lbm.blocks import EntryAttention
 from overt.recipes.lbm.cpu_attention import (
     CpuDeformable,
     FoldedEntryAttention,
-    Level,
+    Pyramid,
     SingleEntryAttention,
-    make_levels,
+    count_large,
+    make_pyramid,
 )
 from overt.recipes.lbm.cpu_encoder import CpuEncoder
+from overt.recipes.lbm.cpu_int8 import Int8Stages, calibrate
 from overt.recipes.lbm.layer import Layer
 from overt.recipes.lbm.model import LBM
-from overt.recipes.lbm.pyramid import Resize
+from overt.recipes.lbm.pyramid import Resize, read_points
 
 # Up to this many points, features are sampled before they are projected: faster on two CPU cores
 # (benchmarks/online.py onnx).
@@ -52,7 +53,7 @@ class CpuLayer(nn.Module):
             if layer.candidates == 1
             else fold(layer.lattice_update)
         )
-        self.lattice = CpuDeformable(layer.lattice_attention, layer.sizes, few_points)
+        self.lattice = CpuDeformable([layer.lattice_attention], layer.sizes, few_points)
         for name in ("collision", "stream"):
             rows = layer.time_embedding(name, memory_size).detach().clone()
             self.register_buffer(f"{name}_rows", rows)
@@ -62,7 +63,7 @@ class CpuLayer(nn.Module):
         for level, (weight, resize) in enumerate(zip(coarse, resizes, strict=True), start=1):
             assert isinstance(resize, Resize), "the transformer has no others"
             self.register_buffer(f"rows{level}", weight * resize.rows)
-            self.register_buffer(f"columns{level}", resize.columns.T.contiguous())
+            self.register_buffer(f"columns{level}", resize.columns.clone())
         y, x = ((torch.arange(length) + 0.5) * (2 / length) - 1 for length in layer.sizes[0])
         self.register_buffer("centers", torch.cartesian_prod(y, x).flip(-1))
 
@@ -71,8 +72,8 @@ class CpuLayer(nn.Module):
         query: Tensor,  # (N, C)
         memories: tuple[Tensor, Tensor],  # collision and stream, (N, M, C) each
         ignore: Tensor,  # (N, M) bool
-        levels: Sequence[Level],
-        scales: Sequence[Tensor],  # of each level, (h * w,): one over the lengths of its tokens
+        pyramid: Pyramid,
+        scales: Sequence[Tensor],  # of its tokens, (S, 1): one over their lengths
     ) -> tuple[Tensor, Tensor]:
         """Return the next query (N, C) and the centers of the best cells, (N, K, 2) in -1..1."""
         layer = self.layer
@@ -84,27 +85,33 @@ class CpuLayer(nn.Module):
             update = getattr(self, name)(asking, entries, rows[:-1], ignore & ~is_empty)
             recalled = layer.residual(name, asking, update, None)
         recalled = torch.where(is_empty, query, recalled)
-        centers = self.best_cells(recalled, levels, scales)
+        centers = self.best_cells(recalled, pyramid, scales)
         repeated = recalled.unsqueeze(1)
-        read = self.lattice(recalled, centers, levels) + repeated
+        read = self.lattice(recalled, centers, pyramid)[0] + repeated
         lattice = layer.residual("lattice", repeated, read, None)  # (N, K, C)
         updated = layer.residual("lattice_update", recalled, self.update(recalled, lattice), None)
         return updated, centers
 
-    def best_cells(
-        self, query: Tensor, levels: Sequence[Level], scales: Sequence[Tensor]
-    ) -> Tensor:
+    def best_cells(self, query: Tensor, pyramid: Pyramid, scales: Sequence[Tensor]) -> Tensor:
         """Return centers (N, K, 2) in -1..1; a query's length does not change its best cells."""
-        total = (query @ levels[0].tokens.T) * (scales[0] * self.fine_weight)  # (N, h * w)
-        for number, (level, scale) in enumerate(zip(levels[1:], scales[1:], strict=True), start=1):
-            part = torch.unflatten((query @ level.tokens.T) * scale, 1, level.size)
-            part = getattr(self, f"rows{number}") @ (part @ getattr(self, f"columns{number}"))
-            total = total + part.flatten(1)
+        sizes, large = self.layer.sizes, count_large(self.layer.sizes)
+        counts = [height * width for height, width in sizes]
+        parts: list[Tensor] = []  # of the levels, (h * w, N)
+        for tokens, scale, some in zip(
+            pyramid, scales, (counts[:large], counts[large:]), strict=True
+        ):
+            if some:
+                parts += torch.split((tokens @ query.T) * scale, some)
+        total = parts[0] * self.fine_weight
+        for number, (part, size) in enumerate(zip(parts[1:], sizes[1:], strict=True), start=1):
+            resized = getattr(self, f"columns{number}") @ torch.unflatten(part, 0, size)
+            resized = getattr(self, f"rows{number}") @ resized.flatten(1)
+            total = total + resized.view(total.shape)
         if self.layer.candidates == 1:
-            cells = total.argmax(dim=-1, keepdim=True)
+            cells = total.argmax(dim=0, keepdim=True)
         else:
-            cells = total.topk(self.layer.candidates, dim=-1).indices
-        return self.centers[cells]
+            cells = total.topk(self.layer.candidates, dim=0).indices
+        return self.centers[cells.T]
 
 
 class CpuStep(nn.Module):
@@ -112,19 +119,30 @@ class CpuStep(nn.Module):
 
     half_size: Tensor  # (2,) of the model's input, x and y in pixels
 
-    def __init__(self, model: LBM, memory_size: int, threshold: float, points: int) -> None:
+    def __init__(
+        self,
+        model: LBM,
+        memory_size: int,
+        threshold: float,
+        points: int,
+        pictures: Tensor | None = None,  # (F, 3, H, W) 0..255 that set the ranges of 8-bit stages
+    ) -> None:
         super().__init__()
         few_points = points <= FEW_POINTS
-        self.encoder = CpuEncoder(model.backbone)
+        if pictures is None:
+            self.encoder = CpuEncoder(model.backbone)
+        else:
+            self.encoder = CpuEncoder(model.backbone, Int8Stages)
+            calibrate(self.encoder, pictures)
         self.transformer = transformer = model.transformer
         self.threshold = threshold
         self.layers = nn.ModuleList(
             CpuLayer(layer, memory_size, transformer.resizes, few_points)
             for layer in transformer.layers
         )
-        for name in ("offset", "vis", "collision_mem"):
-            attention = getattr(transformer, f"{name}_layer")
-            self.add_module(name, CpuDeformable(attention, transformer.sizes, few_points))
+        sizes, around_center = transformer.sizes, (transformer.offset_layer, transformer.vis_layer)
+        self.around_center = CpuDeformable(around_center, sizes, few_points)
+        self.around_point = CpuDeformable([transformer.collision_mem_layer], sizes, few_points)
         height, width = model.input_size
         self.register_buffer("half_size", torch.tensor([width / 2, height / 2]))
 
@@ -139,26 +157,30 @@ class CpuStep(nn.Module):
         ignore: Tensor,  # (1, N, M) bool
     ) -> tuple[Tensor, ...]:
         transformer = self.transformer
-        levels = make_levels(self.encoder(frame), transformer.sizes)
-        scales = [
-            1 / torch.linalg.vector_norm(level.tokens, dim=-1).clamp(min=1e-12) for level in levels
-        ]
-        grid = (new_points / self.half_size - 1).unsqueeze(2)  # (1, N, 1, 2)
-        read = F.grid_sample(levels[0].image, grid, padding_mode="border", align_corners=False)
-        query = torch.where(is_new.unsqueeze(-1), read[..., 0].mT, query)
+        features = self.encoder(frame)
+        pyramid = make_pyramid(features, transformer.sizes)
+        squares = ((tokens * tokens).sum(-1, keepdim=True) for tokens in pyramid)
+        scales = [1 / square.clamp(min=1e-24).sqrt() for square in squares]
+        first = torch.zeros_like(is_new, dtype=torch.long)
+        features = features.view(1, *transformer.sizes[0], -1)
+        read = read_points(features, first, new_points / STRIDE - 0.5)
+        query = torch.where(is_new.unsqueeze(-1), read, query)
         ignore = ignore | is_new.unsqueeze(-1)
         refined, centers = query[0], new_points
         for layer in self.layers:
             memories = (collision[0], stream[0])
-            refined, centers = layer(refined, memories, ignore[0], levels, scales)
+            refined, centers = layer(refined, memories, ignore[0], pyramid, scales)
 
-        looked = self._look("offset", refined, centers, levels)
+        offset, vis = self.around_center(refined, centers, pyramid)
+        looked = self._residual("offset", refined, offset)
         points_xy = (centers[:, 0] + 1) * self.half_size
         points_xy = points_xy + STRIDE * torch.tanh(transformer.offset_head(looked))
-        looked = self._look("vis", refined, centers, levels)
+        looked = self._residual("vis", refined, vis)
         visibility, rho = torch.sigmoid(transformer.vis_head(looked)).unbind(-1)
         around = (points_xy / self.half_size - 1).clamp(-1, 1).unsqueeze(1)
-        entry = self._look("collision_mem", refined, around, levels)
+        entry = self._residual(
+            "collision_mem", refined, *self.around_point(refined, around, pyramid)
+        )
         unsure = (visibility < self.threshold).unsqueeze(-1)
         return (
             points_xy.unsqueeze(0),
@@ -170,7 +192,6 @@ class CpuStep(nn.Module):
             torch.cat([ignore[:, :, 1:], unsure[None]], dim=2),
         )
 
-    def _look(self, name: str, query: Tensor, centers: Tensor, levels: Sequence[Level]) -> Tensor:
-        """Attend around one center per query, (N, C)."""
-        read = getattr(self, name)(query, centers, levels)[:, 0] + query
-        return self.transformer.residual(name, query, read, None)
+    def _residual(self, name: str, query: Tensor, read: Tensor) -> Tensor:
+        """Add what was read around one center per query, (N, 1, C); returns (N, C)."""
+        return self.transformer.residual(name, query, read[:, 0] + query, None)

@@ -58,6 +58,7 @@ def make_step(
     threshold: float,
     points: int = 3,
     cpu_points: int | None = None,  # for ONNX Runtime on a CPU: how many points to expect
+    pictures: Tensor | None = None,  # (F, 3, H, W) 0..255: for that step, with 8-bit convolutions
 ) -> ExportedStep:
     """Return the step of a model on the CPU, with example inputs."""
     height, width = model.eval().input_size
@@ -74,8 +75,10 @@ def make_step(
     )
     step: nn.Module = FrameStep(model, threshold)
     if cpu_points is not None:
-        step = CpuStep(model, memory_size, threshold, cpu_points).eval()
+        step = CpuStep(model, memory_size, threshold, cpu_points, pictures).eval()
         note += f"; for a CPU, fastest with about {cpu_points} points"
+        if pictures is not None:
+            note += f"; 8-bit convolutions, measured on {len(pictures)} pictures"
     return ExportedStep(step, example, INPUTS, OUTPUTS, POINTS_AXIS, note)
 
 

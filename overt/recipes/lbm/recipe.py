@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,9 +23,11 @@ from overt.data.tracking.clips import (
     stack_samples,
 )
 from overt.data.tracking.procedural import Seeds, renderer_of
+from overt.data.tracking.textures import CALIBRATION, read_photographs
 from overt.distributed import World
 from overt.errors import ConfigError
 from overt.evaluation import NamedRow, summarize
+from overt.geometry.sample import resize_bilinear
 from overt.metrics.flow_baselines import baseline_rows
 from overt.metrics.scored_clips import further_recipes, score_clips
 from overt.metrics.tracking import score_table
@@ -48,6 +53,9 @@ RANDOM, TO_BE_GIVEN = "random", "to_be_given"
 
 # Points per pass: tracking 300,000 points needs no more memory than this many.
 POINTS_PER_CHUNK = 3000
+
+# At most this many squares of photographs set the ranges of an 8-bit export.
+CALIBRATION_PICTURES = 64
 
 
 def _later(
@@ -279,7 +287,17 @@ class LBMRecipe(Recipe):
             settings.memory_size,
             settings.visible_threshold,
             cpu_points=settings.export_cpu_points,
+            pictures=self._calibration_pictures(model.input_size),
         )
+
+    def _calibration_pictures(self, size: tuple[int, int]) -> Tensor | None:
+        """Return squares of the photographs in `evaluation.export_int8`, (F, 3, H, W)."""
+        folder = self.settings.evaluation.export_int8
+        if folder is None:
+            return None
+        squares = read_photographs(Path(folder), min(size), CALIBRATION)
+        some = np.stack(squares[:: math.ceil(len(squares) / CALIBRATION_PICTURES)])
+        return resize_bilinear(torch.from_numpy(some).permute(0, 3, 1, 2).float(), size)
 
     def _empty_model(self, input_size: Sequence[int]) -> LBM:
         sizes = dataclasses.asdict(self.settings.model) | {"recompute": self.recompute}

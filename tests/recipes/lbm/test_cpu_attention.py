@@ -5,13 +5,13 @@ import torch
 from torch import nn
 
 from overt.nn.deformable import DeformableAttention
+from overt.recipes.lbm import cpu_attention
 from overt.recipes.lbm.blocks import EntryAttention
 from overt.recipes.lbm.cpu_attention import (
-    SMALL_MAP,
     CpuDeformable,
     FoldedEntryAttention,
     SingleEntryAttention,
-    make_levels,
+    make_pyramid,
 )
 from overt.recipes.lbm.pyramid import make_tokens
 
@@ -41,21 +41,27 @@ def test_entries_are_read_alike() -> None:
 
 
 @pytest.mark.parametrize("few_points", [True, False])
+@pytest.mark.parametrize("small_map", [0, 96, 384])  # no level is small, one, both
 @torch.no_grad()
-def test_deformable_attention_reads_alike(few_points: bool) -> None:
-    """On a large and a small level, inside and outside of the image, around several centers."""
+def test_deformable_attention_reads_alike(
+    few_points: bool, small_map: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two attentions, inside and outside of the image, around several centers."""
     sizes = ((16, 24), (8, 12))
-    assert 16 * 24 > SMALL_MAP >= 8 * 12
-    attention = DeformableAttention(16, 4, len(sizes), 3).eval()
-    randomize(attention)
-    attention.sampling_offsets.weight.mul_(10)
+    monkeypatch.setattr(cpu_attention, "SMALL_MAP", small_map)
+    attentions = [DeformableAttention(16, 4, len(sizes), 3).eval() for _ in range(2)]
+    for attention in attentions:
+        randomize(attention)
+        attention.sampling_offsets.weight.mul_(10)
+    attentions[1].output_proj.weight.mul_(-1)
     features, query = torch.randn(1, 16, 24, 16), torch.randn(5, 16)
     centers = torch.rand(5, 2, 2) * 2 - 1
-    levels = make_levels(features[0].flatten(0, 1), sizes)
-    read = CpuDeformable(attention, sizes, few_points)(query, centers, levels)
+    pyramid = make_pyramid(features[0].flatten(0, 1), sizes)
+    reads = CpuDeformable(attentions, sizes, few_points)(query, centers, pyramid)
 
     repeated = query.repeat_interleave(2, dim=0).unsqueeze(0)
     reference = ((centers + 1) / 2).view(1, 10, 1, 2).expand(-1, -1, 2, -1)
-    values = attention.project(make_tokens(features, 2))
-    wanted = attention(repeated, values, reference, sizes) - repeated
-    torch.testing.assert_close(read, wanted.view(5, 2, 16), atol=1e-4, rtol=1e-4)
+    for attention, read in zip(attentions, reads, strict=True):
+        values = attention.project(make_tokens(features, 2))
+        wanted = attention(repeated, values, reference, sizes) - repeated
+        torch.testing.assert_close(read, wanted.view(5, 2, 16), atol=1e-4, rtol=1e-4)

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from small_recipes import SMALL_LBM
 
 from overt.cli import main
-from overt.errors import ConfigError
+from overt.errors import ConfigError, DataError
 from overt.files import onnx_file
 from overt.recipes.lbm.clip import track_clip
 from overt.recipes.lbm.export import make_step
@@ -107,6 +108,24 @@ def test_a_step_of_another_input_size_has_the_weights_with_resized_positions() -
             assert torch.equal(resized.get_parameter(name), value)
     assert resized.transformer.spatial_shapes[0].tolist() == [16, 8]
     assert not resized.training
+
+
+def test_an_8_bit_step_is_measured_on_photographs(tmp_path: Path) -> None:
+    words = ["evaluation.export_cpu_points=4", f"evaluation.export_int8={tmp_path}"]
+    recipe = SMALL_LBM.recipe("x", *words)
+    model = make_model()
+    with pytest.raises(DataError, match=r"export_int8=.* holds no picture .* null for float32"):
+        recipe.export_step(model)
+    noise = np.random.default_rng(0).integers(256, size=(64, 40, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "one.png")
+    exported = recipe.export_step(model)
+    assert "measured on 2 pictures" in exported.note
+    exact = make_step(model, MEMORY, 0.5, cpu_points=4).module
+    frame = torch.from_numpy(noise[:32, :32]).permute(2, 0, 1).float().unsqueeze(0)
+    with torch.no_grad():
+        rounded, wanted = exported.module.encoder(frame), exact.encoder(frame)
+    assert not torch.equal(rounded, wanted)
+    torch.testing.assert_close(rounded, wanted, atol=0.1, rtol=0.1)
 
 
 @needs_onnx

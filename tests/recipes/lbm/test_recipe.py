@@ -202,6 +202,7 @@ def test_an_overflow_is_skipped_counted_and_said(
         (["evaluation.memory_size=0"], r"evaluation\.memory_size=0"),
         (["evaluation.export_input_size=[100,64]"], r"export_input_size=\[100, 64\]; .* of 32"),
         (["evaluation.export_cpu_points=0"], r"evaluation\.export_cpu_points=0"),
+        (["evaluation.export_int8=photos"], r"export_int8=photos has no effect .*=10"),
         (["evaluation.visible_threshold=0"], r"evaluation\.visible_threshold=0"),
         (["data.root=null"], r"data\.root"),
         (["evaluation.query_mode=strided"], r"query_mode=strided .* forward only"),
