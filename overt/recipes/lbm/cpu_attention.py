@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from overt.nn.deformable import DeformableAttention
 from overt.recipes.lbm.blocks import EntryAttention
@@ -24,6 +25,7 @@ from overt.recipes.lbm.cpu_encoder import make_linear
 # A level of up to this many cells is read by a matrix product with all of them, a larger one by
 # gathering four rows per position.
 SMALL_MAP = 1024
+SMALL_PROJECTED_MAP = 256  # the same for many points, where GridSample is faster than rows
 
 Sizes = Sequence[tuple[int, int]]
 
@@ -50,6 +52,26 @@ def make_pyramid(tokens: Tensor, sizes: Sizes) -> Pyramid:
         levels.append((means @ levels[-1].view(height, 4 * width, -1)).flatten(0, 1))
     large = count_large(sizes)
     return Pyramid(*(torch.cat([tokens[:0], *part]) for part in (levels[:large], levels[large:])))
+
+
+class Level(NamedTuple):
+    """A level of a pyramid; G = H: heads read separate channels."""
+
+    size: tuple[int, int]
+    tokens: Tensor  # (h * w, C)
+    image: Tensor  # (G, C / G, h, w)
+
+
+def _make_levels(tokens: Tensor, sizes: Sizes, groups: int) -> list[Level]:
+    """Return the pyramid of tokens (h * w, C): means of 1, 2 x 2, 4 x 4, ... cells."""
+    levels = []
+    for number, (height, width) in enumerate(sizes):
+        if number:
+            tokens = tokens.view(height, 2, -1).mean(1)
+            tokens = tokens.view(height * width, 2, -1).mean(1)
+        image = tokens.T.reshape(groups, -1, height, width)
+        levels.append(Level((height, width), tokens, image))
+    return levels
 
 
 class FoldedEntryAttention(nn.Module):
@@ -107,13 +129,11 @@ class CpuDeformable(nn.Module):
     middles: Tensor  # (2, 1, L * P) the middle of each position's level, in cells
     last: Tensor  # (2, 1, F * P) the last cell but one along each axis, of the F large levels
     steps: Tensor  # (F * P,) cells between two rows
-    corners: Tensor  # (H, F * P, 4) rows of the table from the first cell of a position's level on
+    corners: Tensor  # (F * P, 4) rows of the table from the first cell of a position's level on
     by_level: Tensor  # (D, sum of sides) ones where a column belongs to one of the D small levels
     cells: Tensor  # (sum of sides,) minus the number of the cell that a column is
 
-    def __init__(
-        self, attentions: Sequence[DeformableAttention], sizes: Sizes, few_points: bool
-    ) -> None:
+    def __init__(self, attentions: Sequence[DeformableAttention], sizes: Sizes) -> None:
         super().__init__()
         depth, large = len(sizes), count_large(sizes)
         points = attentions[0].points
@@ -142,25 +162,17 @@ class CpuDeformable(nn.Module):
             ordered(each.attention_weights.weight for each in attentions).flatten(0, 1),
             ordered(each.attention_weights.bias for each in attentions).flatten(),
         )
-        self._prepare_levels(lengths, few_points)
-        # Sampling is linear: values are projected before it, or together with the results.
+        self._prepare_levels(lengths)
+        # Sampling is linear: values are projected together with the results.
         self.tells = nn.ModuleList()
-        self.project: nn.Linear | None = None
-        if not few_points:
-            projections = [each.value_proj for each in attentions]
-            self.project = make_linear(
-                torch.cat([each.weight for each in projections]),
-                torch.cat([each.bias for each in projections]),
-            )
         biases = []
         for each in attentions:
             weight, bias = each.output_proj.weight.detach(), each.output_proj.bias
-            if few_points:
-                by_head = _heads(weight, 1, each.heads)  # (C, H, d)
-                values = _heads(each.value_proj.weight, 0, each.heads)
-                value_bias = _heads(each.value_proj.bias, 0, each.heads)
-                biases.append(torch.einsum("chd,hd->hc", by_head, value_bias))
-                weight = torch.einsum("chd,hde->che", by_head, values).flatten(1)
+            by_head = _heads(weight, 1, each.heads)  # (C, H, d)
+            values = _heads(each.value_proj.weight, 0, each.heads)
+            value_bias = _heads(each.value_proj.bias, 0, each.heads)
+            biases.append(torch.einsum("chd,hd->hc", by_head, value_bias))
+            weight = torch.einsum("chd,hde->che", by_head, values).flatten(1)
             self.tells.append(make_linear(weight, bias))
         self.tell_biases = nn.ParameterList(
             nn.Parameter(bias, requires_grad=False) for bias in biases
@@ -179,17 +191,13 @@ class CpuDeformable(nn.Module):
         cells = self.move(query).unsqueeze(1) + centers @ self.spread
         cells = cells.view(-1, count, 2, self.heads, positions)
         weights = self.weigh(query).view(-1, 1, self.heads, positions).softmax(-1)
-        groups = 1
-        if self.project is not None:
-            pyramid = Pyramid(*(self.project(part) for part in pyramid))
-            groups = self.heads
         sides = [self.large * self.points, positions - self.large * self.points]
         parts = zip(torch.split(cells, sides, -1), torch.split(weights, sides, -1), strict=True)
         reads = (self._gather, self._multiply)
         read = None
         for (part, weight), how, table in zip(parts, reads, pyramid, strict=True):
             if part.shape[-1] > 0:
-                found = how(part, weight, table, groups)
+                found = how(part, weight, table)
                 read = found if read is None else read + found
         assert read is not None, "there is at least one level"
         read = read.view(-1, len(self.tells), self.heads // len(self.tells) * read.shape[-1])
@@ -197,18 +205,16 @@ class CpuDeformable(nn.Module):
             tell(rows).view(-1, count, channels)
             for tell, rows in zip(self.tells, read.unbind(1), strict=True)
         ]
-        if len(self.tell_biases) > 0:
-            # The bias of the values counts as far as a position lies inside of its level.
-            inside = (self.middles + 1 - (cells - self.middles).abs()).clamp(0, 1).prod(2)
-            sums = (inside * weights).sum(-1).chunk(len(told), -1)  # (N, K, heads of each)
-            told = [
-                part + total @ bias
-                for part, total, bias in zip(told, sums, self.tell_biases, strict=True)
-            ]
-        return told
+        # The bias of the values counts as far as a position lies inside of its level.
+        inside = (self.middles + 1 - (cells - self.middles).abs()).clamp(0, 1).prod(2)
+        sums = (inside * weights).sum(-1).chunk(len(told), -1)  # (N, K, heads of each)
+        return [
+            part + total @ bias
+            for part, total, bias in zip(told, sums, self.tell_biases, strict=True)
+        ]
 
-    def _gather(self, cells: Tensor, weights: Tensor, table: Tensor, groups: int) -> Tensor:
-        """Read large levels at (N, K, 2, H, F * P); returns (N * K * H, C or d)."""
+    def _gather(self, cells: Tensor, weights: Tensor, table: Tensor) -> Tensor:
+        """Read large levels at (N, K, 2, H, F * P); returns (N * K * H, C)."""
         # Two neighbors along each axis, inside of the map; a cell farther away weighs nothing.
         first = torch.minimum(cells.floor().clamp(min=0), self.last)
         near = (1 - ((cells - first).unsqueeze(-1) - torch.arange(2)).abs()).relu()
@@ -216,14 +222,14 @@ class CpuDeformable(nn.Module):
         rows = rows * weights.unsqueeze(-1)
         by_cell = (rows.unsqueeze(-1) * columns.unsqueeze(-2)).flatten(-3)
         column, row = first.unbind(2)
-        numbers = (row * self.steps + column).long().unsqueeze(-1) * groups + self.corners
-        width = table.shape[1] // groups
-        gathered = table.view(-1, width).index_select(0, numbers.flatten())
+        numbers = (row * self.steps + column).long().unsqueeze(-1) + self.corners
+        width = table.shape[1]
+        gathered = table.index_select(0, numbers.flatten())
         gathered = gathered.view(-1, by_cell.shape[-1], width)
         return (by_cell.view(-1, 1, by_cell.shape[-1]) @ gathered).flatten(0, 1)
 
-    def _multiply(self, cells: Tensor, weights: Tensor, table: Tensor, groups: int) -> Tensor:
-        """Read small levels at (N, K, 2, H, P * D); returns (N * K * H, C or d)."""
+    def _multiply(self, cells: Tensor, weights: Tensor, table: Tensor) -> Tensor:
+        """Read small levels at (N, K, 2, H, P * D); returns (N * K * H, C)."""
         small = self.sizes[self.large :]
         shape = (*cells.shape[:-1], self.points, -1)
         distances = torch.addmm(self.cells, cells.reshape(-1, len(small)), self.by_level).abs()
@@ -237,12 +243,9 @@ class CpuDeformable(nn.Module):
             )
         ]
         joined = torch.cat(by_cell, dim=-1).flatten(0, 1)  # (N * K, H, cells)
-        if groups == 1:
-            return joined.flatten(0, 1) @ table
-        by_head = torch.unflatten(table, 1, (groups, -1)).transpose(0, 1)  # (H, cells, d)
-        return (joined.transpose(0, 1) @ by_head).transpose(0, 1).flatten(0, 1)
+        return joined.flatten(0, 1) @ table
 
-    def _prepare_levels(self, lengths: Tensor, few_points: bool) -> None:
+    def _prepare_levels(self, lengths: Tensor) -> None:
         large = lengths[: self.large].repeat_interleave(self.points, dim=0)  # (F * P, 2)
         self.register_buffer("last", (large - 2).T.unsqueeze(1))
         self.register_buffer("steps", large[:, 0].clone())
@@ -250,13 +253,94 @@ class CpuDeformable(nn.Module):
         starts = (counts.cumsum(0) - counts).repeat_interleave(self.points)
         steps = large[:, :1].long()
         corners = starts[:, None] + torch.cat([0 * steps, 0 * steps + 1, steps, steps + 1], dim=1)
-        groups = 1 if few_points else self.heads
-        head = torch.arange(self.heads).view(-1, 1, 1) % groups
-        self.register_buffer("corners", corners * groups + head)
+        self.register_buffer("corners", corners)
         sides = lengths[self.large :].amax(1).long()
         self.register_buffer("by_level", torch.eye(len(sides)).repeat_interleave(sides, dim=1))
         numbers = [torch.arange(side, dtype=torch.float32) for side in sides]
         self.register_buffer("cells", -torch.cat([torch.zeros(0), *numbers]))
+
+
+class ProjectedDeformable(nn.Module):
+    """A `DeformableAttention` that projects every cell first, for many points."""
+
+    half_sizes: Tensor  # (L * H * P * 2,) half of the width and height of each position's level
+    spread: Tensor  # (2, L * H * P * 2) repeats a center for every position
+
+    def __init__(self, attention: DeformableAttention, sizes: Sizes) -> None:
+        super().__init__()
+        self.heads, self.points, self.sizes = attention.heads, attention.points, sizes
+        half_sizes = torch.tensor([[width / 2, height / 2] for height, width in sizes])
+        positions = self.heads * self.points
+        self.register_buffer("half_sizes", half_sizes.repeat(1, positions).flatten())
+        # As a matrix product: broadcasting along an axis of two is slow.
+        self.register_buffer("spread", torch.eye(2).repeat(1, len(sizes) * positions))
+        # Offsets in the coordinates of a grid, -1 to 1, ordered by level.
+        shape = (self.heads, len(sizes), self.points, 2)
+        offsets = attention.sampling_offsets
+        weight = torch.unflatten(offsets.weight.detach(), 0, shape).transpose(0, 1).flatten(0, 3)
+        bias = torch.unflatten(offsets.bias.detach(), 0, shape).transpose(0, 1).flatten()
+        self.move = make_linear(weight / self.half_sizes.unsqueeze(1), bias / self.half_sizes)
+        self.weigh = attention.attention_weights
+        self.project, self.tell = attention.value_proj, attention.output_proj
+
+    def forward(
+        self,
+        query: Tensor,  # (N, C)
+        centers: Tensor,  # (N, K, 2) in -1..1
+        pyramid: Pyramid,  # of the features
+    ) -> Tensor:
+        """Return what the queries read, (N, K, C), without the query itself."""
+        count, depth, heads = centers.shape[1], len(self.sizes), self.heads
+        # The offsets are those of the point: its candidates differ in their centers.
+        grids = self.move(query).unsqueeze(1) + centers @ self.spread  # (N, K, L * H * P * 2)
+        weights = self.weigh(query).view(-1, heads, depth * self.points).softmax(-1)
+        weights = weights.view(-1, 1, heads, depth, self.points).transpose(2, 3)
+        weights = weights.expand(-1, count, -1, -1, -1)  # (N, K, L, H, P)
+        height, width = self.sizes[0]
+        finest = torch.cat([*pyramid])[: height * width]
+        levels = _make_levels(self.project(finest), self.sizes, heads)
+        groups = len(levels[0].image)
+        grids = grids.view(-1, depth, heads, self.points, 2).permute(1, 2, 0, 3, 4)
+        grids = grids.reshape(depth, groups, -1, self.points, 2)
+        weights = weights.permute(2, 3, 0, 1, 4).reshape(depth, groups, -1, self.points)
+        parts = (
+            _read(level, grid, weight)
+            for level, grid, weight in zip(levels, grids.unbind(0), weights.unbind(0), strict=True)
+        )
+        read = next(parts)  # (G, H / G * Q, C / G)
+        for part in parts:
+            read = read + part
+        read = read.reshape(heads, -1, read.shape[-1]).transpose(0, 1)  # (Q, H, C or d)
+        told: Tensor = self.tell(read.flatten(1)).view(-1, count, query.shape[1])
+        return told
+
+
+def _read(level: Level, grid: Tensor, weights: Tensor) -> Tensor:
+    """Sum samples at (G, R, P, 2) with weights (G, R, P); returns (G, R, C / G)."""
+    height, width = level.size
+    if height * width > SMALL_PROJECTED_MAP:
+        samples = F.grid_sample(level.image, grid, padding_mode="zeros", align_corners=False)
+        return (samples * weights.unsqueeze(1)).sum(-1).mT
+    # Position p of a grid is the cell p * length / 2 + (length - 1) / 2; a sample is a sum over all
+    # cells with the weight max(0, 1 - distance) along both axes.
+    lengths = torch.tensor([width, height], dtype=grid.dtype).unsqueeze(1)
+    first = (lengths - 1) / 2 - torch.arange(max(level.size))
+    near = (1 - (grid.unsqueeze(-1) * (lengths / 2) + first).abs()).relu()
+    columns, rows = near.unbind(3)  # (G, R, P, longer side) each
+    rows = rows[..., :height] * weights.unsqueeze(-1)
+    cells = (rows.mT @ columns[..., :width]).flatten(2)  # (G, R, h * w)
+    return cells @ level.image.flatten(2).mT
+
+
+class ProjectedDeformables(nn.Module):
+    """What `CpuDeformable` returns, one attention after the other."""
+
+    def __init__(self, attentions: Sequence[DeformableAttention], sizes: Sizes) -> None:
+        super().__init__()
+        self.readers = nn.ModuleList(ProjectedDeformable(each, sizes) for each in attentions)
+
+    def forward(self, query: Tensor, centers: Tensor, pyramid: Pyramid) -> list[Tensor]:
+        return [reader(query, centers, pyramid) for reader in self.readers]
 
 
 def _heads(weight: Tensor, axis: int, *counts: int) -> Tensor:

@@ -15,6 +15,7 @@ from overt.recipes.lbm.blocks import EntryAttention
 from overt.recipes.lbm.cpu_attention import (
     CpuDeformable,
     FoldedEntryAttention,
+    ProjectedDeformables,
     Pyramid,
     SingleEntryAttention,
     count_large,
@@ -42,6 +43,7 @@ class CpuLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.layer = layer
+        read_together = CpuDeformable if few_points else ProjectedDeformables
 
         def fold(attention: EntryAttention) -> nn.Module:
             return FoldedEntryAttention(attention) if few_points else attention
@@ -53,7 +55,7 @@ class CpuLayer(nn.Module):
             if layer.candidates == 1
             else fold(layer.lattice_update)
         )
-        self.lattice = CpuDeformable([layer.lattice_attention], layer.sizes, few_points)
+        self.lattice = read_together([layer.lattice_attention], layer.sizes)
         for name in ("collision", "stream"):
             rows = layer.time_embedding(name, memory_size).detach().clone()
             self.register_buffer(f"{name}_rows", rows)
@@ -129,6 +131,7 @@ class CpuStep(nn.Module):
     ) -> None:
         super().__init__()
         few_points = points <= FEW_POINTS
+        read_together = CpuDeformable if few_points else ProjectedDeformables
         if pictures is None:
             self.encoder = CpuEncoder(model.backbone)
         else:
@@ -141,8 +144,8 @@ class CpuStep(nn.Module):
             for layer in transformer.layers
         )
         sizes, around_center = transformer.sizes, (transformer.offset_layer, transformer.vis_layer)
-        self.around_center = CpuDeformable(around_center, sizes, few_points)
-        self.around_point = CpuDeformable([transformer.collision_mem_layer], sizes, few_points)
+        self.around_center = read_together(around_center, sizes)
+        self.around_point = read_together([transformer.collision_mem_layer], sizes)
         height, width = model.input_size
         self.register_buffer("half_size", torch.tensor([width / 2, height / 2]))
 

@@ -10,6 +10,7 @@ from overt.recipes.lbm.blocks import EntryAttention
 from overt.recipes.lbm.cpu_attention import (
     CpuDeformable,
     FoldedEntryAttention,
+    ProjectedDeformables,
     SingleEntryAttention,
     make_pyramid,
 )
@@ -48,7 +49,8 @@ def test_deformable_attention_reads_alike(
 ) -> None:
     """Of two attentions, inside and outside of the image, around several centers."""
     sizes = ((16, 24), (8, 12))
-    monkeypatch.setattr(cpu_attention, "SMALL_MAP", small_map)
+    for name in ("SMALL_MAP", "SMALL_PROJECTED_MAP"):
+        monkeypatch.setattr(cpu_attention, name, small_map)
     attentions = [DeformableAttention(16, 4, len(sizes), 3).eval() for _ in range(2)]
     for attention in attentions:
         randomize(attention)
@@ -57,7 +59,8 @@ def test_deformable_attention_reads_alike(
     features, query = torch.randn(1, 16, 24, 16), torch.randn(5, 16)
     centers = torch.rand(5, 2, 2) * 2 - 1
     pyramid = make_pyramid(features[0].flatten(0, 1), sizes)
-    reads = CpuDeformable(attentions, sizes, few_points)(query, centers, pyramid)
+    form = CpuDeformable if few_points else ProjectedDeformables
+    reads = form(attentions, sizes)(query, centers, pyramid)
 
     repeated = query.repeat_interleave(2, dim=0).unsqueeze(0)
     reference = ((centers + 1) / 2).view(1, 10, 1, 2).expand(-1, -1, 2, -1)
