@@ -197,8 +197,8 @@ class CpuDeformable(nn.Module):
         read = None
         for (part, weight), how, table in zip(parts, reads, pyramid, strict=True):
             if part.shape[-1] > 0:
-                found = how(part, weight, table)
-                read = found if read is None else read + found
+                sampled = how(part, weight, table)
+                read = sampled if read is None else read + sampled
         assert read is not None, "there is at least one level"
         read = read.view(-1, len(self.tells), self.heads // len(self.tells) * read.shape[-1])
         told = [
