@@ -30,6 +30,7 @@ CONF = Path(__file__).parents[1] / "conf"
 GROUPS = (
     "recipe", "model", "data", "optimizer", "schedule", "logging", "checkpoint", "evaluation"
 )  # fmt: skip
+MANY = 20  # options of a group, too many to list beside the nearest one
 ABSENT = object()
 # Keys of older configurations, within their section.
 RENAMED = {
@@ -279,9 +280,12 @@ def _refuse_removal(overrides: Sequence[str]) -> None:
 def _check_option(item: Override, search: list[Path]) -> None:
     options, chosen = _options(item.key_or_group, search), str(item.value())
     if chosen not in options and not item.is_delete():
+        near = nearest(chosen, options)
+        # All recipes would hide the one that was meant.
+        rest = "" if near and len(options) > MANY else f"; there are {', '.join(options)}"
         raise ConfigError(
-            f"{item.key_or_group}={chosen}: no such {item.key_or_group}{nearest(chosen, options)}; "
-            f"there are {', '.join(options)}. For those of your own package add --package FOLDER"
+            f"{item.key_or_group}={chosen}: no such {item.key_or_group}{near}{rest}. For those of "
+            "your own package add --package FOLDER"
         )
 
 

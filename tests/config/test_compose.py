@@ -105,6 +105,15 @@ def test_refusals_name_the_remedy(overrides: str, expected: str) -> None:
     assert expected in str(refused.value)
 
 
+def test_a_misspelled_recipe_is_answered_by_the_nearest_alone() -> None:
+    with pytest.raises(ConfigError, match=r"no such recipe \(did you mean lbm\?\)\. For those of"):
+        load(["recipe=lmb"])
+    with pytest.raises(ConfigError, match=r"no such recipe; there are blade_depthnet, .*, lbm, "):
+        load(["recipe=something_else"])
+    with pytest.raises(ConfigError, match=r"did you mean adamw\?\); there are adam, adamw"):
+        load(["recipe=lbm", "optimizer=adammw"])
+
+
 def test_values_are_overridden_as_hydra_does_it() -> None:
     values = ["training.num_steps=7", "optimizer.arguments={betas: [0.5, 0.9]}", "exp_name='a b'"]
     composed = [f"++{word}" for word in values]  # Hydra composes with what may be new
