@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -163,7 +163,7 @@ class People:
             raise DataError(
                 f"{message}. Fix the annotations, or skip such rows with data.drop_bad_rows=true"
             )
-        logger.warning("%s; all of these are skipped", message)
+        _warn_once(f"{message}; all of these are skipped")
         rows = np.array([row for row in range(len(data)) if row not in bad])
         if len(rows) == 0:
             raise DataError(f"{message}; none is left")
@@ -323,11 +323,10 @@ def require_smplx(data: HumanData) -> None:
 def warn_of_long_shapes(data: HumanData) -> None:
     count = data.columns["smplx/betas"].shape[1]
     if count > SHAPE_NUMBERS:
-        logger.warning(
-            "%s: its labels have %d shape coefficients; PoseNet predicts and learns the first %d. "
-            "Depths and scores use all of them.",
-            data.path, count, SHAPE_NUMBERS,
-        )  # fmt: skip
+        _warn_once(
+            f"{data.path}: its labels have {count} shape coefficients; PoseNet predicts and learns "
+            f"the first {SHAPE_NUMBERS}. Depths and scores use all of them."
+        )
 
 
 def require_labels(data: HumanData) -> None:
@@ -392,6 +391,11 @@ def limbs_of(data: HumanData, settings: DataSettings) -> list[int] | None:
     return limb_columns([names[column] for column in columns_kept], title)
 
 
+@cache  # a set is opened to be checked, and again to be read
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)
+
+
 def _labeled(data: HumanData) -> HumanData:
     """Return the rows that have labels, if the file states it."""
     rows = np.nonzero(labeled_rows(data))[0]
@@ -399,8 +403,10 @@ def _labeled(data: HumanData) -> HumanData:
         return data
     if len(rows) == 0:
         raise DataError(f"{data.path}: has_smpl is 0 in all {len(data)} rows: nobody is labeled")
-    logger.warning("%s: %d of %d rows have no label (has_smpl) and are skipped",
-                   data.path, len(data) - len(rows), len(data))  # fmt: skip
+    _warn_once(
+        f"{data.path}: {len(data) - len(rows)} of {len(data)} rows have no label (has_smpl) and "
+        "are skipped"
+    )
     return data.chosen(rows)
 
 

@@ -285,10 +285,14 @@ def test_cached_labels_are_copied(root: Path, settings: DataSettings, other: str
     assert all(torch.from_numpy(part).isfinite().all() for part in parts)
 
 
-def test_rows_without_a_label_are_left_out(root: Path, settings: DataSettings) -> None:
+def test_rows_without_a_label_are_left_out_and_counted_once(
+    root: Path, settings: DataSettings, caplog: pytest.LogCaptureFixture
+) -> None:
     labeled = np.array([1, 0, 1, 1])
-    found = real(root, settings, has_smpl=labeled)
+    for _ in range(2):
+        found = real(root, settings, has_smpl=labeled)
     assert [found.picture_path(row).stem for row in range(3)] == ["000000", "000002", "000003"]
+    assert caplog.text.count("1 of 4 rows have no label (has_smpl) and are skipped") == 1
     with pytest.raises(DataError, match="has_smpl is 0 in all 4 rows"):
         real(root, settings, has_smpl=np.zeros(4))
 
