@@ -45,13 +45,19 @@ def count_large(sizes: Sizes) -> int:
 def make_pyramid(tokens: Tensor, sizes: Sizes) -> Pyramid:
     """Return the pyramid of tokens (h * w, C): means of 1, 2 x 2, 4 x 4, ... cells."""
     levels = [tokens]
-    for height, width in sizes[1:]:
-        # As a product: a mean over neighboring rows is slow.
-        pairs = torch.eye(width).repeat_interleave(2, dim=1)  # (w, 2 * w)
-        means = torch.cat([pairs, pairs], dim=1) / 4
-        levels.append((means @ levels[-1].view(height, 4 * width, -1)).flatten(0, 1))
+    for size in sizes[1:]:
+        levels.append(halve(levels[-1], size))
     large = count_large(sizes)
     return Pyramid(*(torch.cat([tokens[:0], *part]) for part in (levels[:large], levels[large:])))
+
+
+def halve(tokens: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return means of 2 x 2 cells (h * w, C), h x w of them."""
+    height, width = size
+    # Neighbors in a row as a product: adding the ones to the others is slow.
+    pairs = torch.eye(width).repeat_interleave(2, dim=1) / 4  # (w, 2 * w)
+    rows = tokens.view(height, 2, -1).sum(1).view(height, 2 * width, -1)
+    return (pairs @ rows).flatten(0, 1)
 
 
 class Level(NamedTuple):
@@ -67,8 +73,7 @@ def _make_levels(tokens: Tensor, sizes: Sizes, groups: int) -> list[Level]:
     levels = []
     for number, (height, width) in enumerate(sizes):
         if number:
-            tokens = tokens.view(height, 2, -1).mean(1)
-            tokens = tokens.view(height * width, 2, -1).mean(1)
+            tokens = halve(tokens, (height, width))
         image = tokens.T.reshape(groups, -1, height, width)
         levels.append(Level((height, width), tokens, image))
     return levels
@@ -119,6 +124,45 @@ class SingleEntryAttention(nn.Module):
         return told
 
 
+class Corners(nn.Module):
+    """The four cells around positions, in a table with one level after the other."""
+
+    last: Tensor  # (2, 1, F * P) the last cell but one along each axis, of the F levels
+    steps: Tensor  # (F * P,) cells between two rows of a position's level
+    starts: Tensor  # (F * P,) where the level begins in the table
+    row_lengths: Tensor  # (F * P,) the steps as integers
+
+    def __init__(self, sizes: Sizes, points: int) -> None:
+        super().__init__()
+        lengths = torch.tensor([[width, height] for height, width in sizes]).view(-1, 2)
+        counts = lengths.prod(1)
+        starts = counts.cumsum(0) - counts
+        lengths = lengths.repeat_interleave(points, dim=0)  # (F * P, 2)
+        self.register_buffer("last", (lengths - 2).T.unsqueeze(1).float())
+        self.register_buffer("steps", lengths[:, 0].float())
+        self.register_buffer("starts", starts.repeat_interleave(points))
+        self.register_buffer("row_lengths", lengths[:, 0].clone())
+
+    def forward(self, cells: Tensor, weights: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Return rows of the table and what each counts, (N, K, H, 4 * F * P).
+
+        cells: (N, K, 2, H, F * P), x and y; weights: (N or 1, 1, H, F * P).
+        """
+        # Two neighbors along each axis, inside of the map; a cell farther away weighs nothing.
+        # Corners stand side by side: broadcasting along an axis of two is slow.
+        first = torch.minimum(cells.floor().clamp(min=0), self.last)
+        past = cells - first
+        column, row = (1 - past.abs()).relu().unbind(2)
+        next_column, next_row = (1 - (past - 1).abs()).relu().unbind(2)
+        row, next_row = row * weights, next_row * weights
+        products = (row * column, row * next_column, next_row * column, next_row * next_column)
+        x, y = first.unbind(2)
+        corner = (y * self.steps + x).long() + self.starts
+        below = corner + self.row_lengths
+        rows = torch.cat([corner, corner + 1, below, below + 1], dim=-1)
+        return rows, torch.cat(products, dim=-1)
+
+
 class CpuDeformable(nn.Module):
     """`DeformableAttention`s of the same queries around the same centers, all heads together.
 
@@ -127,9 +171,6 @@ class CpuDeformable(nn.Module):
 
     spread: Tensor  # (2, 2 * H * L * P) turns centers into cells of each position's level
     middles: Tensor  # (2, 1, L * P) the middle of each position's level, in cells
-    last: Tensor  # (2, 1, F * P) the last cell but one along each axis, of the F large levels
-    steps: Tensor  # (F * P,) cells between two rows
-    corners: Tensor  # (F * P, 4) rows of the table from the first cell of a position's level on
     by_level: Tensor  # (D, sum of sides) ones where a column belongs to one of the D small levels
     cells: Tensor  # (sum of sides,) minus the number of the cell that a column is
 
@@ -215,25 +256,20 @@ class CpuDeformable(nn.Module):
 
     def _gather(self, cells: Tensor, weights: Tensor, table: Tensor) -> Tensor:
         """Read large levels at (N, K, 2, H, F * P); returns (N * K * H, C)."""
-        # Two neighbors along each axis, inside of the map; a cell farther away weighs nothing.
-        first = torch.minimum(cells.floor().clamp(min=0), self.last)
-        near = (1 - ((cells - first).unsqueeze(-1) - torch.arange(2)).abs()).relu()
-        columns, rows = near.unbind(2)  # (N, K, H, F * P, 2) each
-        rows = rows * weights.unsqueeze(-1)
-        by_cell = (rows.unsqueeze(-1) * columns.unsqueeze(-2)).flatten(-3)
-        column, row = first.unbind(2)
-        numbers = (row * self.steps + column).long().unsqueeze(-1) + self.corners
-        width = table.shape[1]
-        gathered = table.index_select(0, numbers.flatten())
-        gathered = gathered.view(-1, by_cell.shape[-1], width)
-        return (by_cell.view(-1, 1, by_cell.shape[-1]) @ gathered).flatten(0, 1)
+        rows, by_row = self.corners(cells, weights)
+        gathered = table.index_select(0, rows.flatten()).view(-1, rows.shape[-1], table.shape[1])
+        read: Tensor = by_row.flatten(0, 2).unsqueeze(1) @ gathered
+        return read.flatten(0, 1)
 
     def _multiply(self, cells: Tensor, weights: Tensor, table: Tensor) -> Tensor:
         """Read small levels at (N, K, 2, H, P * D); returns (N * K * H, C)."""
         small = self.sizes[self.large :]
-        shape = (*cells.shape[:-1], self.points, -1)
-        distances = torch.addmm(self.cells, cells.reshape(-1, len(small)), self.by_level).abs()
-        columns, rows = (1 - distances).relu().view(shape).unbind(2)  # (N, K, H, P, sides)
+        columns, rows = (
+            (1 - torch.addmm(self.cells, axis.reshape(-1, len(small)), self.by_level).abs())
+            .relu()
+            .view(*axis.shape[:-1], self.points, -1)  # (N, K, H, P, sides)
+            for axis in cells.unbind(2)
+        )
         rows = rows * (torch.unflatten(weights, -1, (self.points, len(small))) @ self.by_level)
         sides = [max(size) for size in small]
         by_cell = [
@@ -246,14 +282,7 @@ class CpuDeformable(nn.Module):
         return joined.flatten(0, 1) @ table
 
     def _prepare_levels(self, lengths: Tensor) -> None:
-        large = lengths[: self.large].repeat_interleave(self.points, dim=0)  # (F * P, 2)
-        self.register_buffer("last", (large - 2).T.unsqueeze(1))
-        self.register_buffer("steps", large[:, 0].clone())
-        counts = lengths[: self.large].prod(1).long()
-        starts = (counts.cumsum(0) - counts).repeat_interleave(self.points)
-        steps = large[:, :1].long()
-        corners = starts[:, None] + torch.cat([0 * steps, 0 * steps + 1, steps, steps + 1], dim=1)
-        self.register_buffer("corners", corners)
+        self.corners = Corners(self.sizes[: self.large], self.points)
         sides = lengths[self.large :].amax(1).long()
         self.register_buffer("by_level", torch.eye(len(sides)).repeat_interleave(sides, dim=1))
         numbers = [torch.arange(side, dtype=torch.float32) for side in sides]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from overt.recipes.lbm.backbone import STRIDE
 from overt.recipes.lbm.blocks import EntryAttention
 from overt.recipes.lbm.cpu_attention import (
+    Corners,
     CpuDeformable,
     FoldedEntryAttention,
     ProjectedDeformables,
@@ -25,7 +26,7 @@ from overt.recipes.lbm.cpu_encoder import CpuEncoder
 from overt.recipes.lbm.cpu_int8 import Int8Stages, calibrate
 from overt.recipes.lbm.layer import Layer
 from overt.recipes.lbm.model import LBM
-from overt.recipes.lbm.pyramid import Resize, read_points
+from overt.recipes.lbm.pyramid import Resize
 
 # Up to this many points, features are sampled before they are projected: faster on two CPU cores
 # (benchmarks/online.py onnx).
@@ -36,6 +37,7 @@ class CpuLayer(nn.Module):
     """What a `Layer` computes."""
 
     fine_weight: Tensor  # () what the correlation with the finest level counts
+    rows: Tensor  # (h, sum of the coarse levels' rows) resizes them, times what each counts
     centers: Tensor  # (h * w, 2) of the finest cells, (x, y) in -1..1
 
     def __init__(
@@ -62,10 +64,12 @@ class CpuLayer(nn.Module):
         fine, *coarse = layer.corr_conv.weight.detach().flatten()
         self.register_buffer("fine_weight", 1 + fine)
         # Resizing from each coarse level: what it counts is part of the rows' weights.
+        weighted = [torch.zeros(layer.sizes[0][0], 0)]
         for level, (weight, resize) in enumerate(zip(coarse, resizes, strict=True), start=1):
             assert isinstance(resize, Resize), "the transformer has no others"
-            self.register_buffer(f"rows{level}", weight * resize.rows)
+            weighted.append(weight * resize.rows)
             self.register_buffer(f"columns{level}", resize.columns.clone())
+        self.register_buffer("rows", torch.cat(weighted, dim=1))
         y, x = ((torch.arange(length) + 0.5) * (2 / length) - 1 for length in layer.sizes[0])
         self.register_buffer("centers", torch.cartesian_prod(y, x).flip(-1))
 
@@ -105,10 +109,12 @@ class CpuLayer(nn.Module):
             if some:
                 parts += torch.split((tokens @ query.T) * scale, some)
         total = parts[0] * self.fine_weight
-        for number, (part, size) in enumerate(zip(parts[1:], sizes[1:], strict=True), start=1):
-            resized = getattr(self, f"columns{number}") @ torch.unflatten(part, 0, size)
-            resized = getattr(self, f"rows{number}") @ resized.flatten(1)
-            total = total + resized.view(total.shape)
+        wide = [
+            (getattr(self, f"columns{number}") @ torch.unflatten(part, 0, size)).flatten(1)
+            for number, (part, size) in enumerate(zip(parts[1:], sizes[1:], strict=True), start=1)
+        ]  # (rows of the level, w * N) each
+        if wide:
+            total = total + (self.rows @ torch.cat(wide)).view(total.shape)
         if self.layer.candidates == 1:
             cells = total.argmax(dim=0, keepdim=True)
         else:
@@ -146,6 +152,7 @@ class CpuStep(nn.Module):
         sizes, around_center = transformer.sizes, (transformer.offset_layer, transformer.vis_layer)
         self.around_center = read_together(around_center, sizes)
         self.around_point = read_together([transformer.collision_mem_layer], sizes)
+        self.new_points = Corners(sizes[:1], points=1)
         height, width = model.input_size
         self.register_buffer("half_size", torch.tensor([width / 2, height / 2]))
 
@@ -164,9 +171,8 @@ class CpuStep(nn.Module):
         pyramid = make_pyramid(features, transformer.sizes)
         squares = ((tokens * tokens).sum(-1, keepdim=True) for tokens in pyramid)
         scales = [1 / square.clamp(min=1e-24).sqrt() for square in squares]
-        first = torch.zeros_like(is_new, dtype=torch.long)
-        features = features.view(1, *transformer.sizes[0], -1)
-        read = read_points(features, first, new_points / STRIDE - 0.5)
+        new_points = torch.where(is_new.unsqueeze(-1), new_points, 0.0)  # others may be NaN
+        read = self._read(features, new_points[0] / STRIDE - 0.5).unsqueeze(0)
         query = torch.where(is_new.unsqueeze(-1), read, query)
         ignore = ignore | is_new.unsqueeze(-1)
         refined, centers = query[0], new_points
@@ -194,6 +200,16 @@ class CpuStep(nn.Module):
             torch.cat([stream[:, :, 1:], refined[None, :, None]], dim=2),
             torch.cat([ignore[:, :, 1:], unsure[None]], dim=2),
         )
+
+    def _read(self, features: Tensor, cells: Tensor) -> Tensor:
+        """Return the features (h * w, C) at positions (N, 2); the border is repeated."""
+        inside = torch.minimum(cells.clamp(min=0), self.new_points.last.view(2) + 1)
+        rows, by_row = (
+            part.flatten(1) for part in self.new_points(inside.view(-1, 1, 2, 1, 1), 1.0)
+        )
+        gathered = features.index_select(0, rows.flatten()).view(-1, 4, features.shape[1])
+        read: Tensor = by_row.unsqueeze(1) @ gathered
+        return read[:, 0]
 
     def _residual(self, name: str, query: Tensor, read: Tensor) -> Tensor:
         """Add what was read around one center per query, (N, 1, C); returns (N, C)."""

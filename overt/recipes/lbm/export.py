@@ -42,6 +42,7 @@ class FrameStep(nn.Module):
         ignore: Tensor,  # (1, N, M) bool
     ) -> tuple[Tensor, ...]:
         features = self.model.backbone(frame)
+        new_points = torch.where(is_new.unsqueeze(-1), new_points, 0.0)  # others may be NaN
         first = torch.zeros_like(is_new, dtype=torch.long)
         read = self.model.read_queries(features, first, new_points)
         query = torch.where(is_new.unsqueeze(-1), read, query)
