@@ -50,7 +50,10 @@ def stream_rate(source: Path | int) -> float | None:
     """Return the frame rate that a video file stores, None for a camera or a folder."""
     if isinstance(source, int) or not source.is_file():
         return None
-    if source.suffix.lower() in (*IMAGES, *MOVING_IMAGES, ".npy", ".npz"):
+    suffix = source.suffix.lower()
+    if suffix in (".npy", ".npz", ".tif", ".tiff"):  # large, and without one
+        return None
+    if suffix in (*IMAGES, *MOVING_IMAGES):
         return read_video(source).fps
     need_pyav(f"{source}: to read it")
     import av

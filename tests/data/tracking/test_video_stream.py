@@ -34,6 +34,13 @@ def test_a_file_tells_its_frame_rate_before_it_is_decoded(suffix: str, tmp_path:
     assert stream_rate(0) is None
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".TIFF"])
+def test_files_that_store_no_rate_are_not_read_for_it(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"video{suffix}"
+    path.write_bytes(b"no video")
+    assert stream_rate(path) is None
+
+
 class Camera:
     """Stands in for a container of PyAV: two gray frames."""
 
