@@ -10,7 +10,8 @@ from jepa_cases import Case, Tensors
 from overt.recipes.hjepa import masks
 
 EXACT = 1e-12
-RUNS = 24  # of eight, one recording in twenty was farther off by chance
+GROUPS, RUNS_PER_GROUP = 3, 8
+RUNS = GROUPS * RUNS_PER_GROUP
 ROUNDING = 1e-6  # frequencies are recorded in float32
 
 
@@ -160,11 +161,14 @@ class OfficialRun:
 
 
 def assert_typical(runs: list[np.ndarray], recorded: np.ndarray) -> None:
-    """The recording is one run more: hardly farther from the others than each of ours is.
+    """The recording is one run more: hardly farther from the others than the farthest of ours.
 
+    That is the farthest of eight, as the mean over groups: of one group it varies so much that one
+    recording in twenty would fail by chance.
     How far depends on grid and batch: at 14 x 14 and 11 batches of 64, up to 0.1 in a frequency.
     """
     total = np.sum(runs, axis=0)
     others = [(total - run) / (len(runs) - 1) for run in runs]
-    farthest = max(np.abs(run - mean).max() for run, mean in zip(runs, others, strict=True))
+    off = np.array([np.abs(run - mean).max() for run, mean in zip(runs, others, strict=True)])
+    farthest = off.reshape(GROUPS, RUNS_PER_GROUP).max(1).mean()
     assert np.abs(recorded - total / len(runs)).max() <= 1.4 * farthest + ROUNDING
