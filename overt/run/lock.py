@@ -2,12 +2,14 @@
 
 The file names its owner: host, pid, since when. On the same host the owner is checked by its pid;
 elsewhere by a heartbeat, the file's modification time. Made with O_EXCL, which NFS honors, and
-compared by the file server's own clock. Imports no torch.
+compared by the file server's own clock. The lock of a dead owner is replaced, never removed: while
+several starts find it dead, none can make a new one beside it. Imports no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -18,10 +20,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from overt.errors import LaunchError
-from overt.files.atomic import hidden_name
+from overt.files.atomic import hidden_name, new_file
 
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 90.0  # without a beat, on another host
@@ -83,8 +85,8 @@ class RunLock:
     def acquire(self) -> None:
         """Take the lock, also from a dead owner; refused while another one lives."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        while not self._create():
-            self._remove_dead()
+        while not (self._create() or self._replace_dead()):
+            continue  # another start was faster, or the owner has just ended
         self._beating = threading.Thread(target=self._beat, name="overt-lock", daemon=True)
         self._beating.start()
 
@@ -113,8 +115,8 @@ class RunLock:
         except FileExistsError:
             return False
         try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                json.dump(asdict(self.owner), file)
+            with open(descriptor, "wb") as file:
+                file.write(self._content())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:  # a full disk: nobody holds an empty lock
@@ -122,24 +124,43 @@ class RunLock:
             raise
         return True
 
-    def _remove_dead(self) -> None:
-        """Move a dead owner's lock out of the way; raises where the owner lives."""
-        owner = read_owner(self.path)
-        if not self._is_dead(owner):
-            raise LaunchError(
-                f"{self.path.parent} is being trained by another process"
-                f"{'' if owner is None else f' ({owner})'}. Wait for it, stop it, or choose "
-                "another exp_name."
-            )
-        logger.info("taking over %s from %s, which has ended", self.path.parent, owner)
-        aside = hidden_name(self.path)
-        with contextlib.suppress(FileNotFoundError):  # another start was faster
-            os.rename(self.path, aside)
-            moved = read_owner(aside)
-            if moved != owner:  # a faster one has already replaced the dead lock: give it back
-                with contextlib.suppress(FileExistsError):
-                    os.link(aside, self.path)
-            aside.unlink(missing_ok=True)
+    def _replace_dead(self) -> bool:
+        """Take the place of a dead owner; raises where the owner lives."""
+        # NFS locks only what is open for writing; the file of another user may be read-only.
+        mode = "r+b" if os.access(self.path, os.W_OK) else "rb"
+        try:
+            file: IO[bytes] = self.path.open(mode)
+        except FileNotFoundError:
+            return False
+        with file:
+            owner = _owner_in(file)
+            if not self._is_dead(owner):
+                raise LaunchError(
+                    f"{self.path.parent} is being trained by another process"
+                    f"{'' if owner is None else f' ({owner})'}. Wait for it, stop it, or choose "
+                    "another exp_name."
+                )
+            with contextlib.suppress(OSError):  # a file system without such locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            # Another start may have judged the same file, and have replaced it already.
+            if not self._is_still(file, owner):
+                return False
+            logger.info("taking over %s from %s, which has ended", self.path.parent, owner)
+            with new_file(self.path, durable=True) as mine:
+                mine.write_bytes(self._content())
+        return True
+
+    def _is_still(self, file: IO[bytes], owner: Owner | None) -> bool:
+        """Return whether the lock is the file that was opened before, with the same owner."""
+        try:
+            with self.path.open("rb") as now:  # opening asks an NFS server again
+                is_same = os.path.samestat(os.fstat(now.fileno()), os.fstat(file.fileno()))
+                return is_same and _owner_in(now) == owner
+        except OSError:  # replaced or removed
+            return False
+
+    def _content(self) -> bytes:
+        return json.dumps(asdict(self.owner)).encode()
 
     def _is_dead(self, owner: Owner | None) -> bool:
         me = self.owner
@@ -204,7 +225,14 @@ def read_owner(path: Path) -> Owner | None:
     """Return the owner of a lock file; None if it does not exist or is incomplete."""
     try:
         with path.open("rb") as file:
-            fields: Any = json.loads(file.read(4096))
+            return _owner_in(file)
+    except OSError:
+        return None
+
+
+def _owner_in(file: IO[bytes]) -> Owner | None:
+    try:
+        fields: Any = json.loads(file.read(4096))
         return Owner(
             host=str(fields["host"]),
             pid=int(fields["pid"]),

@@ -171,15 +171,24 @@ def test_a_file_without_an_owner_is_replaced_once_it_is_old(tmp_path: Path, cont
     lock.release()
 
 
-def test_of_many_that_find_a_dead_owner_one_gets_the_lock(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["an owner", "nothing"])
+@pytest.mark.parametrize("attempt", range(10))
+def test_of_many_that_find_a_dead_owner_one_gets_the_lock(
+    attempt: int, content: str, tmp_path: Path
+) -> None:
     write(tmp_path / "lock.json", elsewhere(), 1000)
+    if content == "nothing":
+        (tmp_path / "lock.json").write_text("")
+        os.utime(tmp_path / "lock.json", (1, 1))
     # As if each were another process of this host.
     locks = [RunLock(tmp_path / "lock.json") for _ in range(8)]
     for index, lock in enumerate(locks):
         lock.owner = replace(lock.owner, pid=os.getpid(), host=f"node{index}")
     outcomes: list[bool] = []
+    together = threading.Barrier(len(locks))
 
     def acquire(lock: RunLock) -> None:
+        together.wait()
         try:
             lock.acquire()
             outcomes.append(True)
@@ -193,9 +202,10 @@ def test_of_many_that_find_a_dead_owner_one_gets_the_lock(tmp_path: Path) -> Non
         thread.start()
     for thread in threads:
         thread.join()
-    assert outcomes.count(True) == 1
+    assert (outcomes.count(True), outcomes.count(False)) == (1, len(locks) - 1)
     for lock in locks:
         lock.release()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lock_that_a_person_removed_comes_back(tmp_path: Path) -> None:
