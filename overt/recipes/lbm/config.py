@@ -122,8 +122,8 @@ class EvaluationSettings(ScoringSettings):
     # null: overt ckpt export writes a step of plain operators, for any runtime; a number: one for
     # ONNX Runtime on a CPU, fastest with about this many points
     export_cpu_points: int | None = None  # null in older runs
-    # null: float32; a folder of photographs: the encoder's convolutions with 8 bits, whose ranges
-    # are measured on these photographs. Needs export_cpu_points, and tracks change a little
+    # null: float32; a folder of photographs: convolutions and large products with 8 bits, those of
+    # the encoder by ranges measured on these. Needs export_cpu_points, and tracks change a little
     export_int8: str | None = None  # null in older runs
     # (height, width) of the frames of the exported step, multiples of 32, for which the position
     # map is resized; null: model.input_size

@@ -1,8 +1,9 @@
-"""The stages of LBM's encoder with 8-bit convolutions, for runtimes that have them on a CPU.
+"""LBM's convolutions and large products with 8 bits, for runtimes that have them on a CPU.
 
-Weights are rounded per output channel, activations per tensor, by ranges measured on given frames.
-Exported, the rounding becomes QuantizeLinear and DequantizeLinear, from which ONNX Runtime makes
-integer convolutions. Other mathematics than the model's: features change a little.
+Weights are rounded per output channel. What the encoder convolves is rounded by ranges measured on
+given frames: exported, that is QuantizeLinear and DequantizeLinear, from which ONNX Runtime makes
+integer convolutions. What a product multiplies is rounded by its own range, with the operator that
+ONNX Runtime has for that. Other mathematics than the model's: features and tracks change a little.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from overt.recipes.lbm.backbone import Backbone, BasicBlock
+
+# Products with fewer inputs or outputs are as fast in float32 (benchmarks/online.py onnx).
+SMALLEST_PRODUCT = 128
 
 
 class Quantize(nn.Module):
@@ -92,6 +96,50 @@ class Int8Stages(nn.Module):
             if number % 2:
                 maps.append(x.permute(0, 2, 3, 1).flatten(0, 2))
         return maps
+
+
+class Product(nn.Module):
+    """A linear map with 8-bit weights, of an input rounded to 256 levels between its extremes.
+
+    The extremes are those of all rows: a row's result depends a little on the others.
+    """
+
+    weight: Tensor  # (I, O) int8
+    scale: Tensor  # (O,)
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach()
+        scale = weight.abs().amax(1).clamp(min=1e-6) / 127
+        rounded = (weight / scale.unsqueeze(1)).round().to(torch.int8)
+        self.register_buffer("weight", rounded.T.contiguous())
+        self.register_buffer("scale", scale)
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():
+            product: Tensor = torch.onnx.ops.symbolic(
+                "com.microsoft::DynamicQuantizeMatMul",
+                (x, self.weight, self.scale, None, self.bias),
+                dtype=x.dtype,
+                shape=(*x.shape[:-1], len(self.scale)),
+                version=1,
+            )
+            return product
+        low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)  # zero stays exact
+        step = torch.where(high > low, (high - low) / 255, 1.0)
+        zero = (-low / step).round()
+        levels = ((x / step).round() + zero).clamp(0, 255) - zero
+        product = levels @ self.weight.to(x.dtype) * (step * self.scale)
+        return product if self.bias is None else product + self.bias
+
+
+def round_products(module: nn.Module) -> None:
+    """Replace the large linear maps of a module by their 8-bit form."""
+    for part in list(module.modules()):
+        for name, child in list(part.named_children()):
+            if isinstance(child, nn.Linear) and min(child.weight.shape) >= SMALLEST_PRODUCT:
+                setattr(part, name, Product(child))
 
 
 @torch.no_grad()

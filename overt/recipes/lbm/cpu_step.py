@@ -5,6 +5,7 @@ Letters: N points, K candidates of a point, M entries of a memory, C channels, h
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -23,7 +24,7 @@ from overt.recipes.lbm.cpu_attention import (
     make_pyramid,
 )
 from overt.recipes.lbm.cpu_encoder import CpuEncoder
-from overt.recipes.lbm.cpu_int8 import Int8Stages, calibrate
+from overt.recipes.lbm.cpu_int8 import Int8Stages, calibrate, round_products
 from overt.recipes.lbm.layer import Layer
 from overt.recipes.lbm.model import LBM
 from overt.recipes.lbm.pyramid import Resize
@@ -133,17 +134,19 @@ class CpuStep(nn.Module):
         memory_size: int,
         threshold: float,
         points: int,
-        pictures: Tensor | None = None,  # (F, 3, H, W) 0..255 that set the ranges of 8-bit stages
+        pictures: Tensor | None = None,  # (F, 3, H, W) 0..255: with 8 bits, by ranges of these
     ) -> None:
         super().__init__()
         few_points = points <= FEW_POINTS
         read_together = CpuDeformable if few_points else ProjectedDeformables
+        transformer = model.transformer
         if pictures is None:
             self.encoder = CpuEncoder(model.backbone)
         else:
             self.encoder = CpuEncoder(model.backbone, Int8Stages)
             calibrate(self.encoder, pictures)
-        self.transformer = transformer = model.transformer
+            transformer = copy.deepcopy(transformer)  # its products are replaced below
+        self.transformer = transformer
         self.threshold = threshold
         self.layers = nn.ModuleList(
             CpuLayer(layer, memory_size, transformer.resizes, few_points)
@@ -153,6 +156,8 @@ class CpuStep(nn.Module):
         self.around_center = read_together(around_center, sizes)
         self.around_point = read_together([transformer.collision_mem_layer], sizes)
         self.new_points = Corners(sizes[:1], points=1)
+        if pictures is not None:
+            round_products(self)
         height, width = model.input_size
         self.register_buffer("half_size", torch.tensor([width / 2, height / 2]))
 

@@ -59,7 +59,7 @@ def make_step(
     threshold: float,
     points: int = 3,
     cpu_points: int | None = None,  # for ONNX Runtime on a CPU: how many points to expect
-    pictures: Tensor | None = None,  # (F, 3, H, W) 0..255: for that step, with 8-bit convolutions
+    pictures: Tensor | None = None,  # (F, 3, H, W) 0..255: for that step, with 8 bits
 ) -> ExportedStep:
     """Return the step of a model on the CPU, with example inputs."""
     height, width = model.eval().input_size
@@ -79,7 +79,7 @@ def make_step(
         step = CpuStep(model, memory_size, threshold, cpu_points, pictures).eval()
         note += f"; for a CPU, fastest with about {cpu_points} points"
         if pictures is not None:
-            note += f"; 8-bit convolutions, measured on {len(pictures)} pictures"
+            note += f"; with 8 bits, measured on {len(pictures)} pictures"
     return ExportedStep(step, example, INPUTS, OUTPUTS, POINTS_AXIS, note)
 
 

@@ -1,4 +1,4 @@
-"""overt/recipes/lbm/cpu_int8.py: the encoder with 8-bit convolutions."""
+"""overt/recipes/lbm/cpu_int8.py: convolutions and products with 8 bits."""
 
 import importlib.util
 from pathlib import Path
@@ -9,8 +9,17 @@ from small_recipes import small_lbm
 from torch import nn
 
 from overt.files.onnx_file import write_onnx
+from overt.recipes.lbm import cpu_int8
 from overt.recipes.lbm.cpu_encoder import CpuEncoder
-from overt.recipes.lbm.cpu_int8 import Convolution, Int8Stages, Quantize, calibrate
+from overt.recipes.lbm.cpu_int8 import (
+    Convolution,
+    Int8Stages,
+    Product,
+    Quantize,
+    calibrate,
+    round_products,
+)
+from overt.recipes.lbm.cpu_step import CpuStep
 
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
 needs_onnx = pytest.mark.skipif(not HAS_ONNX, reason="needs the extra: pip install 'overt[onnx]'")
@@ -48,6 +57,67 @@ def test_weights_have_a_scale_per_channel() -> None:
     x = torch.ones(1, 2, 1, 1)
     found = Convolution(convolution)(x)
     torch.testing.assert_close(found, convolution(x), rtol=0.01, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@torch.no_grad()
+def test_a_product_differs_by_rounding_only(bias: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(40, 30, bias)
+    linear.weight[3] *= 100  # each output has a scale of its own
+    product = Product(linear)
+    x = torch.randn(2, 7, 40) + 0.5
+    wanted = linear(x)
+    error = (product(x) - wanted).flatten(0, 1).norm(dim=0) / wanted.flatten(0, 1).norm(dim=0)
+    assert error.max() < 0.03
+    assert error.max() > 1e-4
+    # One result per level, 153 to 255: the range of the input is that from zero.
+    one = Product(nn.Linear(1, 1, bias=False))
+    rows = torch.linspace(0.6, 1, 2000).unsqueeze(1)
+    assert len(one(rows).unique()) == 103
+    torch.testing.assert_close(one(0 * rows), 0 * rows)
+
+
+@torch.no_grad()
+def test_only_large_products_are_rounded() -> None:
+    large, narrow = nn.Linear(128, 200), nn.Linear(200, 127)
+    network = nn.Sequential(large, nn.Sequential(narrow, nn.Linear(127, 300)))
+    x = torch.randn(4, 128)
+    round_products(network)
+    kinds = [type(part) for part in network.modules() if not isinstance(part, nn.Sequential)]
+    assert kinds == [Product, nn.Linear, nn.Linear]
+    assert network[1][0] is narrow
+    assert not torch.equal(network[0](x), large(x))
+
+
+@torch.no_grad()
+def test_the_model_keeps_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_int8, "SMALLEST_PRODUCT", 16)
+    torch.manual_seed(0)
+    model = small_lbm(input_size=(64, 64)).eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    step = CpuStep(model, 4, 0.5, 10, torch.rand(1, 3, 64, 64) * 255)
+    assert sum(isinstance(part, Product) for part in step.modules()) > 10
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert not any(isinstance(part, Product) for part in model.modules())
+
+
+@needs_onnx
+@torch.no_grad()
+def test_onnx_runtime_multiplies_as_here(tmp_path: Path) -> None:
+    import onnxruntime
+
+    torch.manual_seed(0)
+    network = nn.Sequential(Product(nn.Linear(24, 40)), nn.ReLU(), Product(nn.Linear(40, 8, False)))
+    file = tmp_path / "products.onnx"
+    write_onnx(file, network, [torch.randn(3, 24)], ["x"], ["y"], {"x": 0, "y": 0}, "rows")
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    for count in (1, 3, 10):  # any number of rows
+        x = torch.randn(count, 24)
+        (found,) = session.run(None, {"x": x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), network(x), atol=0.02, rtol=0.02)
 
 
 @needs_onnx
