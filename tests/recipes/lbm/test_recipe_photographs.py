@@ -9,12 +9,13 @@ from PIL import Image
 from small_recipes import Small, first_batch
 from toy_runs import losses_by_step
 
-from overt.config import load
+from overt.config import build_recipe, load
 from overt.data.tracking.procedural import Seeds
 from overt.data.tracking.procedural_tapvid import write_photograph_videos
 from overt.errors import ConfigError
 from overt.recipes.lbm.data import evaluation_clips
 from overt.recipes.lbm.recipe import LBMRecipe
+from overt.tools.plan.engine_step import EngineStep
 from tests.data.tracking.procedural_values import small_settings
 
 SMALL = Small(
@@ -135,3 +136,11 @@ def test_textures_without_rendered_clips_are_refused() -> None:
     words = ["recipe=lbm_photographs", "data.root=videos", "data.procedural=null"]
     with pytest.raises(ConfigError, match=r"data\.textures=photographs has no effect"):
         load([*words, "data.textures=photographs"])
+
+
+def test_a_plan_renders_the_clips_too() -> None:
+    config = SMALL.config("absent", "data.frames=2", "model.num_layers=2")
+    recipe = build_recipe(config)
+    memory = EngineStep(config, recipe, checkpointing=False).run(recipe.example_batch(1), 1)
+    assert memory.flops > 0
+    assert memory.activations > 0

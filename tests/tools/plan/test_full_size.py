@@ -16,7 +16,7 @@ RESIZED = {
 SAME_STEP = {
     "cotracker3_pseudo", "cotracker3_pseudo_online", "cotracker3_pseudo_small", "cotracker3_small",
     "cotracker3_online", "hjepa_small", "hjepa_digits", "ijepa_cifar", "blade_pretext",
-    "cjepa_cifar", "pcdiff_voxels_medium", "blade_posenet",
+    "cjepa_cifar", "pcdiff_voxels_medium", "blade_posenet", "lbm_photographs",
 }  # fmt: skip
 # Recipes of which `test_a_small_step` shows the same step in small.
 SHOWN_SMALL = {
@@ -36,6 +36,7 @@ SHORT = {
     "cotracker3_online": ["data.sequence_len=8", "model.window_len=8"],
     "cotracker3_small": ["data.procedural.layers=2"],
     "lbm": ["data.frames=2"],
+    "lbm_photographs": ["data.frames=8"],
 }
 # Built with real weights before these are made fake.
 TOO_LARGE = {"ijepa_vith14": "630 M weights and their average take 5 GB of this machine"}
