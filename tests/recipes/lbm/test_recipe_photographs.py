@@ -144,3 +144,4 @@ def test_a_plan_renders_the_clips_too() -> None:
     memory = EngineStep(config, recipe, checkpointing=False).run(recipe.example_batch(1), 1)
     assert memory.flops > 0
     assert memory.activations > 0
+    assert memory.peak > memory.parameters + memory.frozen + memory.optimizer
