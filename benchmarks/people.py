@@ -136,7 +136,7 @@ def words(options: argparse.Namespace, stage: str, name: str) -> list[str]:
     given += [f"data.synthetic.body={options.body}", f"model.body.model={options.body}"]
     given += [f"data.root={root}", f"data.synthetic.orthographic={name == 'orthographic'}"]
     given += [f"exp_name={name}"]
-    given += ["logging.use_tensorboard=false", "checkpoint.every_steps=1000000"]
+    given += ["logging.use_tensorboard=false"]
     given += ["training.evaluate_every_steps=null", "evaluation.max_samples=null"]
     if options.tiny:
         is_conv = config.settings.model.depth.encoder == "conv"
