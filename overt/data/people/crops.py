@@ -24,6 +24,8 @@ from overt.geometry.crop import (
 )
 
 BOX_GROWTH = 1.25  # of a box about keypoints
+# Side of a centered square over the picture's, where one visible keypoint is at the very center.
+SMALLEST_CENTRED = 1 / 32
 # Left and right among the twelve limb joints: shoulders, elbows, wrists, hips, knees, ankles.
 LIMB_MIRROR = (1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10)
 
@@ -192,7 +194,7 @@ def centred_side(keypoints: NDArray[np.floating] | None, image_size: tuple[int, 
     if visible_xy is None or len(visible_xy) == 0:
         return shorter
     reach = 2 * float(np.abs(visible_xy - (width / 2, height / 2)).max())
-    return min(shorter, reach)
+    return min(shorter, max(reach, SMALLEST_CENTRED * shorter))
 
 
 def mirror_keypoints(

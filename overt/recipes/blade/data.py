@@ -72,6 +72,7 @@ class PoseSample(NamedTuple):
     shape: Tensor  # (10,)
     depth: float
     keypoints: Tensor  # (12, 3) limb joints, 0 to 1 across the second crop, and whether known
+    centre: Tensor  # (2,) principal point, 0 to 1 across the second crop
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class PoseBatch:
     shape: Tensor  # (B, 10)
     depth: Tensor  # (B,)
     keypoints: Tensor  # (B, 12, 3)
+    centre: Tensor  # (B, 2)
     silhouettes: Silhouettes | None = None  # drawn on the device, with model.silhouette_head
 
 
@@ -93,6 +95,7 @@ def collate_pose(samples: list[PoseSample]) -> PoseBatch:
         torch.stack([sample.shape for sample in samples]),
         torch.tensor([sample.depth for sample in samples]),
         torch.stack([sample.keypoints for sample in samples]),
+        torch.stack([sample.centre for sample in samples]),
     )
 
 
@@ -148,6 +151,9 @@ class PoseSource:
             limbs[:, :2] = transform_points(affine, keypoints_seen[:, :2]) / settings.pose_size
             inside = ((limbs[:, :2] > 0) & (limbs[:, :2] < 1)).all(1)
             limbs[:, 2] = (keypoints_seen[:, 2] > 0) & inside
+        x, y = people.principal_point(index, image_size)
+        principal = np.array([[width - 1 - x if crop.mirrored else x, y]])
+        centre = transform_points(affine, principal)[0] / settings.pose_size
         return PoseSample(
             depth_crop(people, index, picture, settings.depth_size),
             as_tensor(pixels),
@@ -155,6 +161,7 @@ class PoseSource:
             torch.from_numpy(np.array(label.shape[:SHAPE_NUMBERS], np.float32)),
             float(people.pelvis(index)[2]),
             torch.from_numpy(limbs),
+            torch.from_numpy(centre.astype(np.float32)),
         )
 
 
@@ -235,11 +242,8 @@ def open_evaluation(
     """Return the people of `evaluation.dataset`; synthetic ones must already exist."""
     root = Path(evaluation.dataset_root or settings.root)
     protocol = PROTOCOLS[evaluation.dataset]
-    # Real people have boxes, also for a model that was trained on portraits.
-    synthetic = settings.synthetic if evaluation.dataset in RENDERED_SETS else None
-    is_portrait = synthetic is not None and synthetic.framing == "portrait"
     source = SourceSettings(
-        evaluation.dataset, protocol.annotations, protocol.images, 1.0, protocol.layout, is_portrait
+        evaluation.dataset, protocol.annotations, protocol.images, 1.0, protocol.layout
     )
     return People(source, settings, body, root, needs_pose)
 

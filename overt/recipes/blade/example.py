@@ -42,6 +42,10 @@ class ExamplePeople:
         visible = np.arange(12) != row % 12
         return np.concatenate([middle_half, visible[:, None]], axis=1).astype(np.float32)
 
+    def principal_point(self, row: int, image_size: tuple[int, int]) -> tuple[float, float]:
+        height, width = image_size
+        return width / 2, height / 2
+
     def label(self, row: int) -> SmplxLabel:
         rng = np.random.default_rng([row, 2])
 

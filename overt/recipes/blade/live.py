@@ -17,13 +17,14 @@ from torch import Tensor
 from overt.data.people.backdrops import Photographs
 from overt.data.people.crops import (
     LIMB_MIRROR,
+    SMALLEST_CENTRED,
     Augmentation,
     Change,
     Changes,
     cut_batch,
     draw_change,
 )
-from overt.data.people.live import Drawn, DrawnPerson, Shots, Studio, draw_live
+from overt.data.people.live import Drawn, DrawnPerson, Studio, draw_live
 from overt.data.people.photograph import PhotographOptions
 from overt.errors import ConfigError
 from overt.geometry.body import BODY_JOINTS, HAND_JOINTS
@@ -175,9 +176,11 @@ class LiveRenderer:
         crops, affine = cut_batch(shots.pictures, middle, side, settings.pose_size, changes)
         with exact_products(device):
             pose = changed_pose(batch.people.people.pose, changes)
-            keypoints = limbs_in_crop(limbs, changes, affine, shots, settings.pose_size)
+            sizes = shots.pictures.shape[-1], settings.pose_size
+            keypoints = limbs_in_crop(limbs, changes, affine, *sizes)
+            centre = in_crop(middle[:, None], changes, affine, *sizes)[:, 0]
         shape = batch.people.people.shape
-        return PoseBatch(depth_crops, crops, pose, shape, shots.depth, keypoints)
+        return PoseBatch(depth_crops, crops, pose, shape, shots.depth, keypoints, centre)
 
 
 def squares(boxes: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,7 +193,7 @@ def centred_sides(limbs: Tensor, size: int) -> Tensor:
     is_visible = limbs[..., 2] > 0
     distance = (limbs[..., :2] - size / 2).abs().amax(-1)
     reach = 2 * torch.where(is_visible, distance, 0.0).amax(1)
-    return torch.where(is_visible.any(1), reach, float(size)).clamp_max(float(size))
+    return torch.where(is_visible.any(1), reach, float(size)).clamp(SMALLEST_CENTRED * size, size)
 
 
 def changed_pose(pose: Tensor, changes: Changes) -> Tensor:
@@ -207,14 +210,17 @@ def changed_pose(pose: Tensor, changes: Changes) -> Tensor:
     return torch.cat([root[:, None], chosen[:, 1:]], dim=1)
 
 
-def limbs_in_crop(
-    limbs: Tensor, changes: Changes, affine: Tensor, shots: Shots, size: int
-) -> Tensor:
+def in_crop(points: Tensor, changes: Changes, affine: Tensor, width: int, size: int) -> Tensor:
+    """Return points (B, N, 2) of pictures of this width, 0 to 1 across their changed crops."""
+    x, y = points.unbind(-1)
+    x = torch.where(changes.mirrored[:, None], width - 1 - x, x)
+    seen = torch.stack([x, y], dim=-1) @ affine[..., :2].mT + affine[:, None, :, 2]
+    return seen / size
+
+
+def limbs_in_crop(limbs: Tensor, changes: Changes, affine: Tensor, width: int, size: int) -> Tensor:
     """Return keypoints (B, 12, 3) from 0 to 1 across the crop, and whether they are in it."""
-    mirrored = limbs[:, LIMB_MIRROR, :]
-    x = shots.pictures.shape[-1] - 1 - mirrored[..., :1]
-    mirrored = torch.cat([x, mirrored[..., 1:]], dim=-1)
-    chosen = torch.where(changes.mirrored[:, None, None], mirrored, limbs)
-    xy = (chosen[..., :2] @ affine[..., :2].mT + affine[:, None, :, 2]) / size
+    sides = torch.where(changes.mirrored[:, None, None], limbs[:, LIMB_MIRROR, :], limbs)
+    xy = in_crop(sides[..., :2], changes, affine, width, size)
     is_inside = ((xy > 0) & (xy < 1)).all(-1, keepdim=True)
-    return torch.cat([xy, ((chosen[..., 2:] > 0) & is_inside).float()], dim=-1)
+    return torch.cat([xy, ((sides[..., 2:] > 0) & is_inside).float()], dim=-1)

@@ -81,6 +81,8 @@ class LabeledPeople(Protocol):
 
     def limb_keypoints(self, row: int) -> Array | None: ...
 
+    def principal_point(self, row: int, image_size: tuple[int, int]) -> tuple[float, float]: ...
+
     def label(self, row: int) -> SmplxLabel: ...
 
     def pelvis(self, row: int) -> Array: ...
@@ -212,6 +214,12 @@ class People:
         if self.limbs is None:
             return None
         return np.asarray(self.data.columns["keypoints2d"][row, self.limbs], dtype=np.float32)
+
+    def principal_point(self, row: int, image_size: tuple[int, int]) -> tuple[float, float]:
+        """Return x, y in pixels: the middle of the picture unless the file has K."""
+        height, width = image_size
+        camera = self.data.focal(row, image_size)
+        return (width / 2, height / 2) if camera is None else camera[1]
 
     def label(self, row: int) -> SmplxLabel:
         """Return pose and shape as SMPL-X parameters.

@@ -38,7 +38,12 @@ from overt.recipes.blade.live import LiveBatch, LivePeople, LiveRenderer, collat
 from overt.recipes.blade.loss import Bodies, Weights, pose_distances, pose_losses
 from overt.recipes.blade.metric_mesh import MetricMesh
 from overt.recipes.blade.people import require_scored
-from overt.recipes.blade.pose_scores import Scorer, check_scored_masks, draw_people
+from overt.recipes.blade.pose_scores import (
+    Scorer,
+    check_scored_masks,
+    draw_people,
+    require_source,
+)
 from overt.recipes.blade.posenet import PoseNet, PoseOutput
 from overt.recipes.blade.silhouette import silhouette_errors, true_silhouettes
 from overt.tasks import PersonEstimate
@@ -87,6 +92,7 @@ class PoseNetRecipe(Recipe):
             batch.shape,
             batch.depth,
             batch.keypoints,
+            batch.centre,
             self.settings.data.pose_size,
         )
         return dataclasses.replace(batch, silhouettes=silhouettes)
@@ -173,6 +179,7 @@ class PoseNetRecipe(Recipe):
 
     def check_evaluation_data(self) -> None:
         settings = self.settings
+        require_source(settings)
         make_evaluation_data(settings.data, settings.evaluation)
         people = open_evaluation(settings.data, settings.evaluation, settings.model.body, False)
         require_scored(people.data)

@@ -16,7 +16,7 @@ from overt.data.images.decode import as_tensor
 from overt.data.images.masks import read_mask_file
 from overt.data.people.crops import Crop, cut
 from overt.distributed import World
-from overt.errors import DataError
+from overt.errors import ConfigError, DataError
 from overt.evaluation import Row, score_batches, with_names
 from overt.geometry.body import BodyModel
 from overt.geometry.crop import Picture
@@ -66,6 +66,7 @@ class Scorer:
     ) -> None:
         self.model, self.body, self.people, self.settings = model, body, people, settings
         self.device = body.template.device
+        require_source(settings)
         require_scored(people.data)
         self.mesh = MetricMesh(body, settings.model.body, people.data.has("smplx"))
         self.mesh.check(people.data)
@@ -152,7 +153,7 @@ class Scorer:
     ) -> Row:
         """Return overlaps before and after the solve, and errors of the camera."""
         row = self.overlap_row(start, truth, observed, scale, "_raw")
-        if self.options.iterations:
+        if self.options.iterations and observed.mask is not None:  # which it is refined by
             row |= self.overlap_row(solved, truth, observed, scale, "")
         return row | camera_row(solved, truth, scale)
 
@@ -302,6 +303,26 @@ class Scorer:
             f"miou{suffix}_percent": float(human.mask_iou(parts, true)[0]),
             f"pmiou{suffix}_percent": float(human.part_iou(parts, true)[0]),
         }
+
+
+def require_source(settings: PoseNetSettings) -> None:
+    """Reject cameras from what the model predicts (evaluation.camera.source) if it does not."""
+    camera, model = settings.evaluation.camera, settings.model
+    if camera.source != "model":
+        return
+    if not model.keypoint_head:
+        raise ConfigError(
+            "evaluation.camera.source=model scores cameras from the model's own keypoints, but "
+            "model.keypoint_head=false; set evaluation.camera.source=truth, or train with "
+            "model.keypoint_head=true"
+        )
+    freed = [name for name in ("optimize_pose", "optimize_depth") if getattr(camera, name)]
+    if freed and not model.silhouette_head:
+        raise ConfigError(
+            f"evaluation.camera.{freed[0]}=true with evaluation.camera.source=model optimizes "
+            "against the model's own silhouette, but model.silhouette_head=false; set "
+            f"evaluation.camera.{freed[0]}=false, or train with model.silhouette_head=true"
+        )
 
 
 class MaskFiles:

@@ -53,6 +53,7 @@ def true_silhouettes(
     shape: Tensor,  # (B, 10)
     depth: Tensor,  # (B,) meters, of the pelvis
     keypoints: Tensor,  # (B, 12, 3) limb joints, 0 to 1 across the crop, and whether known
+    centre: Tensor,  # (B, 2) principal point, 0 to 1 across the crop
     crop_size: int,
 ) -> Silhouettes:
     """Return silhouettes of labeled people, with half of the crop's pixels along a side."""
@@ -60,25 +61,27 @@ def true_silhouettes(
         vertices, joints = pelvis_relative(body, shape, rotations)
         has_depth = torch.isfinite(depth)
         depth = torch.where(has_depth, depth, torch.ones_like(depth))
-        focal, pelvis, known = label_camera(joints[:, LIMB_JOINTS, :], depth, keypoints)
+        focal, pelvis, known = label_camera(joints[:, LIMB_JOINTS, :], depth, keypoints, centre)
     side = crop_size // 2
     moved = vertices + pelvis[:, None]
-    across = focal[:, None, None] * moved[..., :2] / moved[..., 2:] + 0.5
+    across = focal[:, None, None] * moved[..., :2] / moved[..., 2:] + centre[:, None]
     # From the pixels of the crop to those of the silhouette, both counted at their middles.
     pixels = (across + 0.5 / crop_size) * side - 0.5
     raster = rasterize(pixels, moved[..., 2].contiguous(), body.faces, (side, side))
     return Silhouettes(raster.mask, known & has_depth)
 
 
-def label_camera(limbs: Tensor, depth: Tensor, keypoints: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def label_camera(
+    limbs: Tensor, depth: Tensor, keypoints: Tensor, centre: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return focal lengths (B,) in sides of the crop, pelvises (B, 3), and whether they are known.
 
     Exact for keypoints that are projections of the limbs (B, 12, 3): with z known, the distance
-    from the crop's center times z is linear in the place of a joint.
+    from the principal point times z is linear in the place of a joint.
     """
     weight = keypoints[..., 2:]
     count = weight.sum(1).clamp_min(1.0)
-    scaled = (keypoints[..., :2] - 0.5) * (limbs[..., 2:] + depth[:, None, None])
+    scaled = (keypoints[..., :2] - centre[:, None]) * (limbs[..., 2:] + depth[:, None, None])
     scaled_mean, limb_mean = ((weight * part).sum(1) / count for part in (scaled, limbs[..., :2]))
     offset = weight * (limbs[..., :2] - limb_mean[:, None])
     spread = offset.square().sum((1, 2)).clamp_min(1e-8)

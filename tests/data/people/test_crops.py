@@ -112,6 +112,7 @@ def test_squares() -> None:
     assert keypoint_square(coinciding, least=6) == ((7, 5), 6)
     assert centred_side(np.array([[30, 20, 1.0]]), (100, 100)) == 60
     assert centred_side(None, (100, 80)) == 80
+    assert centred_side(np.array([[50, 50, 1.0]]), (100, 100)) == 100 / 32  # at the very center
 
 
 def test_the_map_of_a_crop_places_points() -> None:

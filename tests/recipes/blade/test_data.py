@@ -1,6 +1,5 @@
 """overt/recipes/blade/data.py: samples follow from their generator, labels from the crop."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ from real_files import write_dressed_body
 from small_recipes import SMALL_BLADE
 
 from overt.config import build_recipe, load
-from overt.data.people.crops import centred_side, draw_crop
+from overt.data.people.crops import box_square, centred_side, draw_crop
 from overt.data.rng import sample_rng
 from overt.errors import DataError
 from overt.geometry.pose import rotate_in_plane
@@ -102,7 +101,6 @@ def test_an_older_run_goes_on_with_capsules(tmp_path: Path, key: str) -> None:
 
 
 def test_an_evaluation_renders_the_people_it_scores_and_nobody_else(tmp_path: Path) -> None:
-    """Real people are scored by their boxes, also for a model that was trained on portraits."""
     annotations = tmp_path / "people" / "preprocessed_datasets"
     real = SMALL_BLADE["depthnet"].recipe(tmp_path, "evaluation.dataset=spec_mtp_p3")
     with pytest.raises(DataError, match=r"spec_mtp_p3\.npz: no such annotation file"):
@@ -111,9 +109,19 @@ def test_an_evaluation_renders_the_people_it_scores_and_nobody_else(tmp_path: Pa
     rendered = SMALL_BLADE["depthnet"].recipe(tmp_path)
     rendered.check_evaluation_data()
     assert [path.name for path in annotations.iterdir()] == ["people_test.npz"]
-    shutil.copy(annotations / "people_test.npz", annotations / "spec_mtp_p3.npz")
-    shutil.copytree(tmp_path / "people/datasets/people_test", tmp_path / "people/datasets/spec_mtp")
-    for recipe, is_whole in ((rendered, True), (real, False)):
-        settings = recipe.settings
-        people = open_evaluation(settings.data, settings.evaluation, settings.model.body, False)
-        assert people.whole_image == is_whole
+
+
+@pytest.mark.parametrize("framing", ["portrait", "camera"])
+def test_depth_crops_are_cut_by_boxes_in_training_and_scores(tmp_path: Path, framing: str) -> None:
+    """The box of a portrait is the whole picture; that of others is the person's."""
+    recipe = SMALL_BLADE["depthnet"].recipe(tmp_path, f"data.synthetic.framing={framing}")
+    recipe.check_evaluation_data()
+    settings = recipe.settings
+    trained = recipe.build_dataset().sources[0].people
+    scored = open_evaluation(settings.data, settings.evaluation, settings.model.body, False)
+    whole = (16.0, 16.0), 32.0
+    for people in (trained, scored):
+        squares = [people.square(row, (32, 32)) for row in range(len(people))]
+        boxes = people.data.columns["bbox_xywh"][: len(people)]
+        assert squares == [box_square(box) for box in boxes]
+        assert (squares == [whole] * len(squares)) == (framing == "portrait")

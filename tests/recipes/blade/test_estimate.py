@@ -194,7 +194,7 @@ def test_the_silhouette_of_the_model_refines_the_camera(recipes: dict[float, Any
     true = estimate_person(model, body, settings, picture, box=box).focal
     limbs = torch.cat([model.truth.keypoints, shots.joints[:, LIMB_JOINTS, 2:]], dim=-1)
     person = (model.truth.rotations, model.truth.shape, model.truth.depth)
-    masks, known = true_silhouettes(body, *person, limbs, SIZE)
+    masks, known = true_silhouettes(body, *person, limbs, torch.full((1, 2), 0.5), SIZE)
     assert known.all()
     middle = limbs[..., :2].mean(1, keepdim=True)
     wrong = middle + 1.2 * (limbs[..., :2] - middle)

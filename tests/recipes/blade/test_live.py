@@ -60,7 +60,6 @@ def test_crops_and_labels_are_those_of_written_people(root: Path, stage: str) ->
     if stage == "posenet":
         given += ["model.tz_conditioning=false", "data.pose_side=[0.9,0.3]"]
     source = SMALL_BLADE[stage].recipe(root, *given).build_dataset().sources[0]
-    source.people.whole_image = False  # as for people who are scored
     recipe = SMALL_BLADE[stage].recipe(root, *given, "data.synthetic.live=true")
     people = recipe.build_dataset()
     drawn, written, mirrored = [], [], set()
@@ -98,7 +97,6 @@ def test_depth_maps_are_those_of_written_people(root: Path) -> None:
         *AUGMENTED,
     )
     source = SMALL_BLADE["pretext"].recipe(root, *given).build_dataset()
-    source.people.whole_image = False
     recipe = SMALL_BLADE["pretext"].recipe(root, *given, "data.synthetic.live=true")
     people = recipe.build_dataset()
     drawn, written = [], []

@@ -57,6 +57,11 @@ def test_every_kind_of_label_gives_the_same_pelvis(root: Path, settings: DataSet
     stored = known["keypoints2d"][:, 17, :2]  # the projected pelvis
     focal = known["K"][:, 0, 0, None]
     np.testing.assert_allclose(focal * pelvis[:, :2] / pelvis[:, 2:] + 16, stored, atol=0.01)
+    assert smplx.principal_point(0, (32, 32)) == (16, 16)
+    shifted = known | {"K": known["K"] + np.float32([[0, 0, 2], [0, 0, -3], [0, 0, 0]])}
+    assert people(root, settings, shifted).principal_point(1, (32, 32)) == (18, 13)
+    without_camera = {name: value for name, value in known.items() if name != "K"}
+    assert people(root, settings, without_camera).principal_point(1, (32, 40)) == (20, 16)
     given = {name: value for name, value in known.items() if "smpl" not in name}
     direct = people(root, settings, given | {"pelvis": pelvis})
     np.testing.assert_allclose(direct.pelvis(2), pelvis[2])

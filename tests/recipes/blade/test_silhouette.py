@@ -31,6 +31,7 @@ WORDS = (
     f"data.pose_step_sizes=[{SIDE}]", "data.synthetic.train=8", "data.synthetic.test=4",
     "data.pose_augmentation.rotation=30", "data.pose_augmentation.rotation_probability=0.7",
     "data.pose_augmentation.mirror=0.5", "data.pose_side=[0.9,0.5]",
+    "data.pose_augmentation.shift=0.15", "data.pose_augmentation.shift_probability=0.7",
 )  # fmt: skip
 
 
@@ -45,7 +46,7 @@ def overlap(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:  # (B, H
     return (first & second).sum((1, 2)) / (first | second).sum((1, 2)).clamp_min(1)
 
 
-def test_labels_lie_over_the_people_in_mirrored_and_turned_crops(
+def test_labels_lie_over_the_people_in_mirrored_turned_and_shifted_crops(
     recipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Masks in the place of the pictures: the crop is then the label that is expected."""
@@ -79,12 +80,13 @@ def test_the_camera_of_a_label_is_exact() -> None:
     depth = torch.tensor([1.5, 2.0, 3.0, 5.0, 8.0])
     focal, place = 0.5 + torch.rand(5, generator=draw), 0.2 * torch.randn(5, 2, generator=draw)
     moved = limbs + torch.cat([place, depth[:, None]], dim=1)[:, None]
-    pixels = focal[:, None, None] * moved[..., :2] / moved[..., 2:] + 0.5
+    centre = 0.5 + 0.2 * torch.randn(5, 2, generator=draw)
+    pixels = focal[:, None, None] * moved[..., :2] / moved[..., 2:] + centre[:, None]
     visible = torch.ones(5, 12, 1)
     visible[1, 5:] = 0
     visible[2, FEWEST_KEYPOINTS - 1 :] = 0
     pixels = torch.where(visible > 0, pixels, torch.full_like(pixels, 7.0))  # these do not count
-    found, pelvis, known = label_camera(limbs, depth, torch.cat([pixels, visible], dim=-1))
+    found, pelvis, known = label_camera(limbs, depth, torch.cat([pixels, visible], dim=-1), centre)
     assert known.tolist() == [True, True, False, True, True]
     torch.testing.assert_close(found[known], focal[known], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(pelvis[known, :2], place[known], rtol=1e-3, atol=1e-4)
@@ -170,6 +172,34 @@ def test_cameras_are_scored_with_what_the_model_sees(recipe: Any) -> None:
     assert {"silhouette_iou_percent", "focal_percent_own", "miou_percent_own"} <= set(scores)
     assert not {"focal_percent", "miou_percent", "focal_percent_true_mask"} & set(scores)
     assert "f % (own)" in recipe.score_table(rows, scores)
+
+
+def test_without_a_silhouette_of_its_own_no_camera_is_called_refined(tmp_path: Path) -> None:
+    refined = (
+        f"model.depthnet_checkpoint={stage_one(tmp_path)}",
+        "evaluation.camera.source=model",
+        "evaluation.camera.iterations=2",
+    )
+    recipe = SMALL_BLADE["posenet"].recipe(tmp_path / "people", *refined)
+    recipe.check_evaluation_data()
+    with torch.inference_mode():
+        rows = recipe.evaluate_rows(recipe.build_model().eval(), init_distributed("cpu"))
+    scores = summarize(rows)
+    assert "miou_raw_percent_own" in scores
+    assert "miou_percent_own" not in scores
+    recipe.score_table(rows, scores)
+    for unfit, named in (
+        (
+            "evaluation.camera.optimize_pose=true",
+            r"optimize_pose=true with .* model\.silhouette_head=false",
+        ),
+        ("model.keypoint_head=false", r"source=model .* model\.keypoint_head=false"),
+    ):
+        wrong = SMALL_BLADE["posenet"].recipe(tmp_path / "people", *refined, unfit)
+        with pytest.raises(ConfigError, match=named):
+            wrong.check_evaluation_data()
+        with pytest.raises(ConfigError, match=named):
+            wrong.scorer(wrong.build_model())
 
 
 def test_a_base_estimator_has_no_silhouette(tmp_path: Path) -> None:
