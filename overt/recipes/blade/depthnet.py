@@ -261,7 +261,8 @@ class DepthNet(nn.Module):
             if mark is not None and int(mark) != int(self.backbone_mark):
                 raise CheckpointError(
                     f"{source} was trained on top of another depth backbone than the one that is "
-                    "loaded; set model.depth.backbone_checkpoint (and model.depth.encoder) to "
+                    "loaded, or of one for crops of another size; set "
+                    "model.depth.backbone_checkpoint, model.depth.encoder and data.depth_size to "
                     "those of stage 1, which its config.yaml names."
                 )
         current = {
@@ -321,12 +322,24 @@ def _refuse_misfit(
         )
     if wrong:
         name = wrong[0]
+        what, remedy = _misfit(name)
         raise CheckpointError(
-            f"{source} is of another backbone than model.depth says: {name} is "
+            f"{source} is of {what} than model.depth says: {name} is "
             f"{tuple(part[name].shape)} in the file and {tuple(current[name].shape)} here, and so "
-            f"for {len(wrong)} tensors. Set model.depth.encoder to that of the file (vits, vitb or "
-            "vitl), or give a checkpoint of this one."
+            f"for {len(wrong)} tensors. {remedy}, or give a checkpoint of this one."
         )
+
+
+def _misfit(name: str) -> tuple[str, str]:
+    """Return what differs if a tensor has another shape, and what to do."""
+    if name == "depth_head.dec_z.places":
+        return "another map", "Set data.depth_size (encoder=conv) or model.depth.map_size as there"
+    if name.startswith(("depth_head.", "depth_interface.")):
+        return "another head", "Set model.depth.channels and model.depth.head as there"
+    return "another backbone", (
+        "Set model.depth.encoder to that of the file (vits, vitb or vitl; conv: also "
+        "model.depth.channels)"
+    )
 
 
 def _drop_backbone(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:

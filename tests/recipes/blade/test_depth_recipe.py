@@ -64,6 +64,14 @@ def test_people_are_rendered_with_the_body_of_the_model(words: list[str], body: 
         ("evaluation.dataset=pdhuman_p6", r"did you mean pdhuman_p5"),
         ("model.depth.channels=30", "not a multiple of"),
         ("data.limb_keypoints=[1,2]", "give twelve"),
+        ("data.pose_side=[1.0]", r"pose_side=\[1\.0\]; give the smallest factor, above 0"),
+        ("data.pose_side=[-1.0,0.5]", "above 0"),
+        ("data.pose_side=[0,0]", "above 0"),
+        ("data.pose_step_sizes=[]", r"pose_step_sizes is empty"),
+        ("data.pose_step_sizes=[0]", r"pose_step_sizes=0; it must be at least 1"),
+        ("data.pose_augmentation.scale=1.5", r"pose_augmentation\.scale=1\.5; .* below 1"),
+        ("data.depth_augmentation.mirror=2", r"depth_augmentation\.mirror=2.* at most 1"),
+        ("data.depth_augmentation.shift=-0.1", r"depth_augmentation\.shift=-0\.1; .* at least 0"),
     ],
 )
 def test_impossible_settings_are_refused(override: str, message: str) -> None:

@@ -55,6 +55,18 @@ def test_a_backbone_loads_under_its_published_names(root: Path, prefix: str, onl
     assert model.has_backbone_weights
 
 
+@pytest.mark.parametrize("size", [40, 50, 100])
+def test_crops_of_any_size_have_a_place_for_every_feature(root: Path, size: int) -> None:
+    words = f"data.depth_size={size}", "model.depth.head.places=true"
+    images = torch.randint(256, (2, 3, size, size), dtype=torch.uint8)
+    assert SMALL_BLADE["depthnet"].recipe(root, *words).build_model()(images).shape == (2, 1)
+    model = vit_depthnet(
+        root, "model.depth.freeze_backbone=false", "model.depth.head.places=true",
+        f"model.depth.map_size={size + 1}",
+    )  # fmt: skip
+    assert model(torch.randint(256, (2, 3, 70, 70), dtype=torch.uint8)).shape == (2, 1)
+
+
 def test_a_frozen_backbone_does_not_move_nor_train(root: Path) -> None:
     path = backbone_file(root)
     named = f"model.depth.backbone_checkpoint={path}"
@@ -214,6 +226,13 @@ def test_a_stage_one_checkpoint_of_another_backbone_is_refused(root: Path) -> No
         vit_depthnet(root, "data.depth_size=56").load_depthnet(
             vit_depthnet(root, named, "model.depth.save_frozen=true").state_dict(), "other"
         )
+    state = vit_depthnet(root, named).state_dict()
+    with pytest.raises(CheckpointError, match=r"another head.*Set model\.depth\.channels and"):
+        vit_depthnet(root, named, "model.depth.head.hidden=40").load_depthnet(state, "other")
+    conv = SMALL_BLADE["depthnet"].recipe(root).build_model().state_dict()
+    larger = SMALL_BLADE["depthnet"].recipe(root, "data.depth_size=96").build_model()
+    with pytest.raises(CheckpointError, match=r"another map.*Set data\.depth_size"):
+        larger.load_depthnet(conv, "other")
     # Of the same sizes, but other weights: the head alone could not tell.
     tensors = dict(vit_depthnet(root, named).state_dict())
     tensors["backbone_mark"] = tensors["backbone_mark"] + 1

@@ -153,6 +153,22 @@ def test_a_stage_one_checkpoint_of_another_size_is_refused(root: Path) -> None:
         build(root, "model.depth.channels=64")
 
 
+def test_weights_of_another_resnet_are_refused(root: Path) -> None:
+    """And those of an equal one are loaded."""
+    alone, file = "model.tz_conditioning=false", root / "resnet.pth"
+    key = f"model.branch.backbone_checkpoint={file}"
+    torch.manual_seed(5)
+    source = SMALL_BLADE["posenet"].recipe(root, alone).build_model().branch.backbone.state_dict()
+    torch.save(source, file)
+    loaded = SMALL_BLADE["posenet"].recipe(root, alone, key).build_model().branch.backbone
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, source[name])
+    with pytest.raises(CheckpointError, match=r"other shapes of .* set model\.branch\.width"):
+        SMALL_BLADE["posenet"].recipe(root, alone, key, "model.branch.width=32").build_model()
+    with pytest.raises(CheckpointError, match=r"lacks \d+ of \d+ tensors, such as bn1\.running_"):
+        SMALL_BLADE["posenet"].recipe(root, alone, key, "model.branch.norm=frozen").build_model()
+
+
 def test_the_log_says_how_depthnet_differs_from_stage_one(
     root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
