@@ -7,7 +7,6 @@ From Python: `overt.train(config)`.
 from __future__ import annotations
 
 import argparse
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
-from overt.config import build_recipe, expand_sweep, load
+from overt.config import build_recipe, expand_sweep, load, sweep_names
 from overt.config.show import add_hydra_options, show, with_default_values
 from overt.errors import (
     INTERRUPTED_EXIT_CODE,
@@ -126,12 +125,12 @@ def sweep(arguments: argparse.Namespace, stop: StopSignal) -> int:
     """Return one process after another, each with its own run folder named after what differs."""
     runs = expand_sweep(arguments.overrides)
     # All are checked before the first one starts.
-    names = [load(run, arguments.config, arguments.package).exp_name for run in runs]
+    configs = [load(run, arguments.config, arguments.package) for run in runs]
+    names = sweep_names(runs, arguments.overrides, [config.exp_name for config in configs])
     failed = 0
     for index, (overrides, name) in enumerate(zip(runs, names, strict=True)):
         differing = [text for text in overrides if text not in arguments.overrides]
-        label = re.sub(r"[^\w.,=+-]+", "_", ",".join(differing)) or str(index)
-        command = [sys.executable, "-m", "overt.train", *overrides, f"exp_name='{name}/{label}'"]
+        command = [sys.executable, "-m", "overt.train", *overrides, f"exp_name='{name}'"]
         for package in arguments.package:
             command += ["--package", package]
         if arguments.config:

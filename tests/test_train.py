@@ -105,7 +105,13 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_a_sweep_is_checked_before_its_first_run(
     commands: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for bad in ("optimizer.lr=0.01,-1", "training.num_steps", "optimizer.lr=interval(0,1)"):
+    too_long = f"logging.wandb_project=a,{'b' * 180}"  # its folder's name, with the key
+    for bad in (
+        "optimizer.lr=0.01,-1",
+        "training.num_steps",
+        "optimizer.lr=interval(0,1)",
+        too_long,
+    ):
         assert main(["-m", *PACKAGE, "recipe=toy", bad]) == 2
         assert "ConfigError: " in capsys.readouterr().err
     assert commands == []
@@ -117,6 +123,13 @@ def test_every_run_of_a_sweep_has_a_folder_of_its_own(commands: list[list[str]])
     names = [command[command.index("--package") - 1] for command in commands]
     assert len(set(names)) == 4
     assert names[0].startswith("exp_name='mine/optimizer.lr=0.01,optimizer.arguments.betas=")
+
+
+def test_values_that_differ_only_in_a_slash_are_trained_in_two_folders(
+    commands: list[list[str]],
+) -> None:
+    assert main(["-m", *PACKAGE, "recipe=toy", "logging.wandb_project=x/y,x_y"]) == 0
+    assert len({command[command.index("--package") - 1] for command in commands}) == 2
 
 
 # --- several processes ----------------------------------------------------------------------------

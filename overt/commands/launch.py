@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from overt.commands.arguments import config_options, finite_number
-from overt.config import Config, expand_sweep, load
+from overt.config import Config, expand_sweep, load, sweep_names
 from overt.errors import ConfigError, LaunchError
 from overt.tools.launch import local, slurm, systemd
 from overt.tools.launch.settings import SlurmSettings, read_settings
@@ -157,21 +157,15 @@ def _plan(options: argparse.Namespace, settings: SlurmSettings) -> Planned:
     choices = expand_sweep(options.overrides)
     # All are checked before the first one is submitted.
     configs = [load(overrides, options.config, options.package) for overrides in choices]
+    names = sweep_names(choices, options.overrides, [config.exp_name for config in configs])
     runs = []
-    for index, (overrides, config) in enumerate(zip(choices, configs, strict=True)):
+    for overrides, config, name in zip(choices, configs, names, strict=True):
         check_size(config, size)
-        name = f"{config.exp_name}/{_label(overrides, options.overrides, index)}"
         words = _words([*overrides, f"exp_name='{name}'"], options)
         runs.append(slurm.Run(Path.cwd() / config.output_dir / name, words))
     base = configs[0]
     folder = _absolute(base) / slurm.FOLDER
     return Planned(slurm.Job(base.exp_name, runs, size, settings, folder, Path.cwd()))
-
-
-def _label(overrides: Sequence[str], common: Sequence[str], number: int) -> str:
-    """Name a run of a sweep after its differing settings, like `overt train -m`."""
-    differing = [text for text in overrides if text not in common]
-    return re.sub(r"[^\w.,=+-]+", "_", ",".join(differing)) or str(number)
 
 
 def _job(config: Config, words: list[str], size: Size, settings: SlurmSettings) -> slurm.Job:

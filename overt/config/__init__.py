@@ -19,6 +19,7 @@ from overt.config.compose import (
     expand_sweep,
     group_options,
     load,
+    sweep_names,
 )
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "import_target",
     "load",
     "schema_of",
+    "sweep_names",
 ]

@@ -106,7 +106,7 @@ def check(
     parts = {name: _to_object(checked[name], name) for name in engine}
     for name in ("exp_name", "output_dir"):
         parts[name] = str(parts[name])  # ${seed} is a number
-    _refuse_name(parts["exp_name"])
+    refuse_name(parts["exp_name"])
     within("seed", parts["seed"], 0, LARGEST_INTEGER)
     for key, target in parts["optimizer"].rule_targets.items():
         _check_allowed(key, target, allowed)
@@ -251,14 +251,15 @@ def _to_object(node: Any, name: str) -> Any:
         raise ConfigError(f"{getattr(error, 'full_key', None) or name}: {reason}") from error
 
 
-def _refuse_name(name: str) -> None:
+def refuse_name(name: str) -> None:
     """Refuse a name that leads out of output_dir, or that no file system takes."""
     parts = name.split("/")
     inside = all(part.strip() and part not in (".", "..") for part in parts)
     if not inside or not name.isprintable() or max(map(len, parts)) > 200:
         raise ConfigError(
             f"exp_name={name!r} is not a name below output_dir; use letters, digits and "
-            "`- _ . , = +`, and / for folders, without empty parts and `..`"
+            "`- _ . , = +`, and / for folders, without empty parts and `..`, up to 200 "
+            "characters in each part"
         )
 
 

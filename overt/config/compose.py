@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from overt.config.checked import Config, check, dotted_keys
+from overt.config.checked import Config, check, dotted_keys, refuse_name
 from overt.config.environment import allow_in
 from overt.config.overrides import parse_override
 from overt.config.plugins import installed_packages
@@ -327,6 +327,26 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
         choices = [f"{item.get_key_element()}={value}" for value in values]
         runs = [[*run, choice] for run in runs for choice in choices]
     return runs
+
+
+def sweep_names(
+    runs: Sequence[Sequence[str]], common: Sequence[str], exp_names: Sequence[str]
+) -> list[str]:
+    """Return the exp_name of each run of a sweep, all different, named after what differs.
+
+    `common` are the words of the sweep's own command line, `exp_names` those the runs would have.
+    """
+    names: list[str] = []
+    for index, (overrides, exp_name) in enumerate(zip(runs, exp_names, strict=True)):
+        differing = [text for text in overrides if text not in common]
+        label = re.sub(r"[^\w.,=+-]+", "_", ",".join(differing)) or str(index)
+        name = f"{exp_name}/{label}"
+        # `x/y` and `x_y` have the same label; in one folder the second would resume the first.
+        while name in names:
+            name += f"_{index}"
+        refuse_name(name)
+        names.append(name)
+    return names
 
 
 def differences(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from toy_runs import TOY, toy_config
 
-from overt.config import CONF, defaults_of, differences, expand_sweep, load
+from overt.config import CONF, defaults_of, differences, expand_sweep, load, sweep_names
 from overt.errors import ConfigError, OvertError
 
 RECIPES = sorted(path.stem for path in (CONF / "recipe").glob("*.yaml"))
@@ -205,6 +205,14 @@ def test_sweep_expands_in_order() -> None:
         ["a=2", "b=x", "c=[1,2]"],
         ["a=2", "b=x", "c=[3]"],
     ]
+
+
+def test_every_run_of_a_sweep_has_a_name_of_its_own() -> None:
+    common = ["a=x/y,x_y,x_y_1,z", "b=1"]
+    names = sweep_names(expand_sweep(common), common, ["m"] * 4)
+    assert names[0] == "m/a=x_y"
+    assert names[3] == "m/a=z"
+    assert len(set(names)) == 4
 
 
 def test_differences_leave_out_what_is_free() -> None:
