@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, lru_cache
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import UnionType
 from typing import Any, cast, get_args, get_type_hints
 
@@ -133,6 +133,10 @@ class _Dumper(getattr(yaml, "CDumper", yaml.Dumper)):  # type: ignore[misc]
 
 
 _Dumper.add_representer(str, OmegaConfDumper.str_representer)
+# As text, which OmegaConf turns back: a tag of Python would be refused by every reader.
+_Dumper.add_multi_representer(
+    PurePath, lambda dumper, path: OmegaConfDumper.str_representer(dumper, str(path))
+)
 
 
 def _to_yaml(values: DictConfig) -> str:

@@ -21,11 +21,13 @@ from overt.config import (
     load,
 )
 from overt.config.checked import NO_DATA, _merge, _missing_keys, _refuse_nonfinite, _to_yaml
+from overt.config.python import configure, read
 from overt.config.schema import Schema
 from overt.errors import ConfigError
 from overt.files.yaml_text import own_values, parse_yaml
 
 RECIPES = sorted(path.stem for path in (CONF / "recipe").glob("*.yaml"))
+SHORT = {"num_steps": 1, "batch_size": 1}
 SEEN: set[tuple[str, str]] = set()
 
 
@@ -204,6 +206,29 @@ def test_the_text_is_that_of_omegaconf_and_read_as_it_reads_it() -> None:
     text = _to_yaml(values)
     assert text == OmegaConf.to_yaml(values, resolve=True)
     assert own_values(text) == OmegaConf.to_container(parse_yaml(text, "config.yaml"))
+
+
+@dataclass
+class PathData:
+    root: Path = Path("a/b")
+    others: list[Path] = field(default_factory=lambda: [Path("1"), Path("null")])
+
+
+@dataclass
+class PathSettings:
+    data: PathData = field(default_factory=PathData)
+
+
+class OfPaths(Toy):
+    def __init__(self, settings: PathSettings) -> None: ...
+
+
+def test_paths_of_settings_are_written_as_text_and_read_as_paths(tmp_path: Path) -> None:
+    config = configure(OfPaths, settings=PathSettings(), training=SHORT)
+    assert own_values(config.text)["data"] == {"root": "a/b", "others": ["1", "null"]}
+    file = tmp_path / "config.yaml"
+    file.write_text(config.text)
+    assert read(file, OfPaths, []).settings == PathSettings()
 
 
 def test_a_merge_is_that_of_omegaconf_whatever_was_merged_before() -> None:
