@@ -18,7 +18,7 @@ from types import UnionType
 from typing import Any, cast, get_args, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
-from omegaconf import MISSING, DictConfig, OmegaConf, flag_override
+from omegaconf import MISSING, DictConfig, OmegaConf, StringNode, flag_override
 from omegaconf._utils import OmegaConfDumper
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
@@ -70,13 +70,16 @@ def check(
     allowed: Sequence[str],
     needs_data: bool = True,
     classes: Mapping[str, type] | None = None,
+    typed: Mapping[str, tuple[str, str]] | None = None,
 ) -> Config:
     """Merge the values into the typed schema, the recipe's own part included, or refuse.
 
     `classes` are those of `recipe._target_` and `recipe.settings` that need not be imported.
+    `typed` are the words behind numbers and booleans by key, as read and as typed.
     """
-    classes = classes or {}
+    classes, typed = classes or {}, typed or {}
     checked = _merge(Schema, values)
+    _keep_typed(checked, typed)
     _refuse_missing(checked, ("recipe",))
     for key in ("recipe._target_", "recipe.settings", "optimizer._target_"):
         _check_allowed(key, _target_of(checked, key), allowed)
@@ -94,6 +97,7 @@ def check(
         if values.get(name):
             sections[name] = checked[name]
     settings = _merge(settings_class, sections)
+    _keep_typed(settings, typed)
     if not needs_data:
         _leave_data_open(settings.get("data"))
     # Moved, not copied: references of the settings now find every section of the configuration.
@@ -200,6 +204,18 @@ def _merge(kind: type, values: DictConfig) -> DictConfig:
         raise ConfigError(
             f"{key}: the number is too large; up to {LARGEST_FLOAT:.0e} is allowed"
         ) from error
+
+
+def _keep_typed(values: DictConfig, typed: Mapping[str, tuple[str, str]]) -> None:
+    """Give fields of text what was typed: `2024_01_15` and `1e5` were read as numbers."""
+    for key, (as_read, as_typed) in typed.items():
+        node: Any = values
+        for name in key.split("."):
+            is_open = isinstance(node, DictConfig) and isinstance(node._content, dict)
+            node = node._get_node(name, validate_access=False) if is_open else None
+        # A later override may have given it another value.
+        if isinstance(node, StringNode) and node._value() == as_read:
+            node._set_value(as_typed)
 
 
 def _sections(values: DictConfig) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import Override, OverrideType, ValueType
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -58,7 +58,7 @@ def load(
     _refuse_removal(overrides)
     values = compose_values(overrides, config_file, packages, sections)
     try:
-        return check(values, allowed, needs_data)
+        return check(values, allowed, needs_data, typed=_typed(overrides))
     except ConfigError as error:
         _refuse_foreign_group(error, overrides)
         raise
@@ -239,6 +239,16 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
     return parsed
 
 
+def _typed(overrides: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return the words behind numbers and booleans by key, as Hydra reads them and as typed."""
+    typed = {}
+    for item in _parse(overrides):
+        value = item.value()
+        if isinstance(value, int | float) and "(" not in (text := item.get_value_string()):
+            typed[item.key_or_group] = str(value), text.strip()
+    return typed
+
+
 def _compose(overrides: list[str], search: list[Path], with_hydra: bool = False) -> DictConfig:
     if search:
         paths = ",".join(f'"file://{path}"' for path in search)
@@ -324,6 +334,12 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
             values = list(item.sweep_string_iterator())
         except HydraException as error:
             raise ConfigError(f"{text} does not list its values; write KEY=A,B,C") from error
+        # Hydra makes numbers of `2024_01_15` and `1e5`; folders are named as typed. Other keys keep
+        # its form, after which the folders of runs are named.
+        words = item.get_value_string().split(",")
+        is_plain = item.value_type is ValueType.SIMPLE_CHOICE_SWEEP and len(words) == len(values)
+        if item.key_or_group in ("exp_name", "output_dir") and is_plain:
+            values = [word.strip() for word in words]
         choices = [f"{item.get_key_element()}={value}" for value in values]
         runs = [[*run, choice] for run in runs for choice in choices]
     return runs

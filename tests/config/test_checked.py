@@ -260,3 +260,22 @@ def test_any_section_may_refer_to_any_other(tmp_path: Path) -> None:
 def test_a_run_may_be_named_after_a_number(tmp_path: Path) -> None:
     config = toy_config(tmp_path, "exp_name=${seed}", "seed=7")
     assert config.run_dir == tmp_path / "7"
+
+
+@pytest.mark.parametrize("text", ["2024_01_15", "1e5", "true", "007", "1.50"])
+def test_a_field_of_text_keeps_what_was_typed(tmp_path: Path, text: str) -> None:
+    config = toy_config(tmp_path, f"exp_name={text}", f"logging.wandb_project={text}")
+    assert config.exp_name == text
+    assert config.logging.wandb_project == text
+    file = tmp_path / "config.yaml"
+    file.write_text(config.text)
+    assert load([], str(file), [str(TOY)]) == config
+    assert load([f"exp_name={text}"], str(file), [str(TOY)]) == config
+
+
+def test_only_a_field_of_text_keeps_what_was_typed(tmp_path: Path) -> None:
+    words = ["exp_name=1e5", "exp_name=b", "training.num_steps=1_0", "optimizer.lr=1e-3"]
+    config = toy_config(tmp_path, *words, "optimizer.arguments.eps=1e-3")
+    assert config.exp_name == "b"  # the last one counts
+    assert (config.training.num_steps, config.optimizer.lr) == (10, 1e-3)
+    assert config.optimizer.arguments["eps"] == 1e-3

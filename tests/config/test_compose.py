@@ -207,6 +207,18 @@ def test_sweep_expands_in_order() -> None:
     ]
 
 
+def test_a_sweep_names_runs_as_typed() -> None:
+    """Other keys keep Hydra's form: folders of runs are named after it."""
+    assert expand_sweep(["exp_name=2024_01_15,1e5", "a=1e5,2"]) == [
+        ["exp_name=2024_01_15", "a=100000.0"],
+        ["exp_name=2024_01_15", "a=2"],
+        ["exp_name=1e5", "a=100000.0"],
+        ["exp_name=1e5", "a=2"],
+    ]
+    assert expand_sweep(["exp_name=range(1,3)"]) == [["exp_name=1"], ["exp_name=2"]]
+    assert expand_sweep(["exp_name='a,b',c"]) == [["exp_name='a,b'"], ["exp_name=c"]]
+
+
 def test_every_run_of_a_sweep_has_a_name_of_its_own() -> None:
     common = ["a=x/y,x_y,x_y_1,z", "b=1"]
     names = sweep_names(expand_sweep(common), common, ["m"] * 4)
