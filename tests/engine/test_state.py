@@ -61,6 +61,19 @@ def test_a_skipped_step_is_no_update() -> None:
     assert moved().updates == 5
 
 
+def test_a_run_that_starts_from_another_ones_checkpoint_has_its_own_id_in_wandb(
+    tmp_path: Path,
+) -> None:
+    trainer = make_trainer(tmp_path, "training.num_steps=1")
+    trainer.state.wandb_run_id = "abc"
+    trainer.train()
+    del trainer  # the folder is free again
+    named = f"checkpoint.resume={tmp_path}/toy/checkpoints/latest"
+    assert make_trainer(tmp_path, named, "training.num_steps=1").state.wandb_run_id == "abc"
+    fork = make_trainer(tmp_path, named, "training.num_steps=1", "exp_name=fork")
+    assert (fork.state.step, fork.state.wandb_run_id) == (1, None)
+
+
 def test_a_step_is_saved_until_the_next_is_done() -> None:
     state = moved()
     assert state.is_saved
