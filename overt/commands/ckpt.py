@@ -180,11 +180,13 @@ def export_hub(options: argparse.Namespace) -> int:
 
     check_target(options.output)
     from overt.checkpoint.reading import folder_parts, read_tensors
+    from overt.files.key_maps import rename_keys
 
     path: Path = options.file
     has_average = path.is_dir() and "ema" in folder_parts(path)
     part = options.part or ("ema" if has_average else "model")
     read, _ = read_tensors(path, part)
+    read = rename_keys(read, options.rename, str(path), "--rename")
     tensors = {
         name: _alone(_halved(name, tensor) if options.half else tensor.detach())
         for name, tensor in read.items()

@@ -99,6 +99,7 @@ def test_it_is_a_checkpoint_everywhere(
         (["--output", "{folder}"], 1, "not empty"),
         (["--output", "{new}", "--key", "model"], 2, "--key is for --to torch"),
         (["--output", "{new}", "--prefix", "x."], 2, "drop them"),
+        (["--output", "{new}", "--rename", "^nothing", "x"], 1, "fits no tensor"),
     ],
 )
 def test_refusals(
@@ -108,6 +109,14 @@ def test_refusals(
     filled = [word.format(folder=folder, new=tmp_path / "new") for word in words]
     assert main(["ckpt", "export", str(checkpoint), "--to", "hub", *filled]) == code
     assert error in capsys.readouterr().err
+
+
+def test_keys_are_renamed(exported: tuple[Path, Path], tmp_path: Path) -> None:
+    checkpoint, folder = exported
+    words = ["--to", "hub", "--output", str(tmp_path / "new"), "--rename", "^", "net."]
+    assert main(["ckpt", "export", str(checkpoint), *words]) == 0
+    renamed = load_file(tmp_path / "new/model.safetensors")
+    assert renamed.keys() == {f"net.{key}" for key in load_file(folder / "model.safetensors")}
 
 
 def test_a_file_without_a_run_is_refused(exported: tuple[Path, Path], tmp_path: Path, capsys):
