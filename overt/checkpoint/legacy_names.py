@@ -6,10 +6,10 @@ import logging
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from overt.checkpoint import plain_values
 from overt.files.atomic import new_file
+from overt.files.weight_files import read_safetensors
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ def write_legacy_names(checkpoint: Path, is_best: bool) -> None:
     content = {
         "epoch": state["epoch"],
         "metrics": state["metrics"],
-        "model_state_dict": load_file(weights),
+        "model_state_dict": read_safetensors(weights)[0],  # tied ones under all their names
     }
     for name in ("latest", "best") if is_best else ("latest",):
         with new_file(checkpoint.parent / f"checkpoint_{name}.pth") as hidden:

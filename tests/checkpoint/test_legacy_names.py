@@ -23,6 +23,17 @@ def test_latest_and_best_are_written_as_single_files(tmp_path: Path) -> None:
     assert content["metrics"] == {"score": 0.9}
 
 
+def test_tied_weights_have_all_their_names(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    manager = CheckpointManager(tmp_path, metric_name=None, legacy_names=True)
+    manager.save_checkpoint(0, model)
+    manager.wait()
+    written = torch.load(tmp_path / "checkpoint_latest.pth")["model_state_dict"]
+    assert written.keys() == model.state_dict().keys()
+    assert torch.equal(written["1.weight"], model[0].weight)
+
+
 def test_the_state_of_a_schedule_comes_back(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, metric_name=None)
     model = nn.Linear(2, 1)
