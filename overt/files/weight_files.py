@@ -105,7 +105,7 @@ def find_weights(
         )
     for name in containers:
         inner = content.get(name)
-        if isinstance(inner, Mapping):
+        if isinstance(inner, Mapping) and _may_hold_weights(inner, containers):
             tensors, nested = find_weights(inner, path, containers)
             metadata = {str(key): value for key, value in content.items() if key != name}
             return tensors, {**nested, **metadata}
@@ -120,6 +120,13 @@ def find_weights(
             f"it has {some(map(str, content)) or 'nothing'}"
         )
     return tensors, {str(key): value for key, value in content.items() if key not in tensors}
+
+
+def _may_hold_weights(inner: Mapping[Any, Any], containers: Sequence[str]) -> bool:
+    """Tell weights, maybe within further containers, from a configuration of that name."""
+    return any(isinstance(value, Tensor) or _is_state_dict(value) for value in inner.values()) or (
+        any(isinstance(inner.get(name), Mapping) for name in containers)
+    )
 
 
 def _is_state_dict(value: Any) -> bool:

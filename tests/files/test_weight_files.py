@@ -63,6 +63,20 @@ def test_containers_are_searched_in_the_order_given() -> None:
         find_weights([1], Path("x"))
 
 
+@pytest.mark.parametrize("model", [{}, {"name": "vit", "encoder": {"depth": 12}}])
+def test_a_configuration_with_the_name_of_a_container_is_skipped(model: dict[str, Any]) -> None:
+    weights = {"a": torch.ones(1)}
+    for content in (
+        {"model": model, "state_dict": {"model": weights}},
+        {"model": model, **weights},
+    ):
+        tensors, rest = find_weights(content, Path("x"))
+        assert tensors == weights
+        assert rest["model"] == model
+    with pytest.raises(CheckpointError, match="holds no tensors"):
+        find_weights({"model": model}, Path("x"))
+
+
 def test_several_state_dicts_side_by_side_become_one() -> None:
     optimizer = {"state": {0: {"exp_avg": torch.ones(1)}}, "param_groups": [{"lr": 0.1}]}
     content = {
