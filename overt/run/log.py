@@ -26,6 +26,7 @@ from overt.distributed import is_main_process
 from overt.errors import STOPPED_EXIT_CODES, exit_code_of
 from overt.health.system import SystemMeter, environment, gpu_memory, gpu_use
 from overt.run.trackers import (
+    OWN_FIELDS,
     Pixels,
     RunFolder,
     Start,
@@ -125,14 +126,17 @@ class MetricsLogger:
         """Log numbers; without a step, for the step after the last one logged.
 
         Steps never go backwards and a name has one value per step: anything else is dropped.
+        Without a prefix, `step` and `time`, which every row has, become `metrics/step` and
+        `metrics/time`.
         """
         if not self._active:
             return
         step = self._last_step + 1 if step is None else step
         numbers: dict[str, float] = {}
         for name, value in metrics.items():
+            key = f"{prefix.rstrip('/')}/{name}" if prefix else name
             with self._never_stop(f"the metric {name}"):
-                numbers[f"{prefix.rstrip('/')}/{name}" if prefix else name] = _number(value)
+                numbers[f"metrics/{key}" if key in OWN_FIELDS else key] = _number(value)
         fresh = self._only_new(numbers, step)
         if fresh:
             self._send(lambda tracker: tracker.metrics(fresh, step))

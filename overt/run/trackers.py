@@ -82,6 +82,9 @@ def usual_name(name: str, other_metrics: Mapping[str, Any] | None = None) -> str
     return f"val/{metric if other_metrics and f'evaluation/{short}' in other_metrics else short}"
 
 
+OWN_FIELDS = ("step", "time")  # of every row of metrics.jsonl
+
+
 class RunFolder:
     """metrics.jsonl and events.jsonl, one JSON object per line; images and GIFs in pictures/."""
 

@@ -46,6 +46,16 @@ def test_numbers_of_every_kind_become_strict_json(tmp_path: Path) -> None:
     ]
 
 
+def test_a_metric_does_not_replace_the_step_or_time_of_its_row(tmp_path: Path) -> None:
+    with plain(tmp_path) as logger:
+        logger.log_metrics({"step": 999, "time": 0.25, "loss": 1}, step=11)
+        logger.log_metrics({"step": 7}, 11, "train")
+    assert rows(tmp_path) == [
+        {"step": 11, "metrics/step": 999, "metrics/time": 0.25, "loss": 1},
+        {"step": 11, "train/step": 7},
+    ]
+
+
 def test_a_row_is_there_as_soon_as_it_is_logged(tmp_path: Path) -> None:
     logger = plain(tmp_path)
     logger.log_metrics({"loss": 1.0}, 0)
