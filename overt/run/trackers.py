@@ -16,6 +16,7 @@ import re
 import secrets
 import textwrap
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -96,6 +97,7 @@ class RunFolder:
         self.error: str | None = None  # what the run ended with
         self.stopped_by: str | None = None  # who asked it to end
         self.last_step: int | None = None
+        self._picture_names: dict[str, str] = {}  # who has the plain name of a file
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         append_line(self.metrics_file, {"step": step, "time": time.time(), **values})
@@ -127,8 +129,11 @@ class RunFolder:
     def _picture(
         self, kind: str, name: str, data: bytes, step: int, suffix: str, caption: str | None
     ) -> None:
-        file_name = re.sub(r"[^\w.-]+", "_", name) + f"_{step:08d}{suffix}"
-        path = self.folder / "pictures" / file_name
+        stem = re.sub(r"[^\w.-]+", "_", name)
+        # `night/x` and `night_x` are two pictures: all but the first get another name.
+        if self._picture_names.setdefault(stem + suffix, name) != name:
+            stem += f"_{zlib.crc32(name.encode(errors='replace')):08x}"
+        path = self.folder / "pictures" / f"{stem}_{step:08d}{suffix}"
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data)
         relative = path.relative_to(self.folder).as_posix()

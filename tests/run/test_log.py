@@ -359,6 +359,18 @@ def test_pictures_and_videos_are_files_that_events_name(
     assert "(7, 7, 7) is not a picture" in caplog.messages[0]
 
 
+def test_pictures_whose_names_differ_only_in_a_slash_have_two_files(tmp_path: Path) -> None:
+    with plain(tmp_path) as logger:
+        for step in (3, 4):
+            logger.log_image("night/x", SQUARE, step)
+            logger.log_image("night_x", 255 - SQUARE, step)
+    pictures = [event for event in events(tmp_path) if event["kind"] == "image"]
+    assert len({picture["path"] for picture in pictures}) == 4
+    assert pictures[2]["path"] == "pictures/night_x_00000004.png"
+    for picture, pixels in zip(pictures, 2 * [SQUARE, 255 - SQUARE], strict=True):
+        np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / picture["path"])), pixels)
+
+
 def test_texts_are_files_that_events_name(tmp_path: Path) -> None:
     with plain(tmp_path) as logger:
         logger.log_sample("../a sample", "once\nupon \ud800", 3)
