@@ -17,6 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+# Folders that a run, its trackers and the commands on it write: another folder is another run's.
+OWN_FOLDERS = frozenset(
+    {"checkpoints", "evaluation", "hang", "pictures", "profile", "skipped", "slurm", "tensorboard",
+     "wandb", "warnings"}
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class RunPaths:

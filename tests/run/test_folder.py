@@ -8,7 +8,7 @@ import pytest
 from toy_runs import train_toy
 
 from overt.run import folder
-from overt.run.folder import RunPaths
+from overt.run.folder import OWN_FOLDERS, RunPaths
 
 PATHS = RunPaths(Path("runs/x"))
 # Names that a user has no use for stand in no description.
@@ -57,3 +57,4 @@ def test_a_run_leaves_nothing_that_is_not_listed(tmp_path: Path) -> None:
     left = {path.name for path in (tmp_path / "toy").iterdir()}
     assert {"config.yaml", "metrics.jsonl", "events.jsonl", "skipped", "checkpoints"} <= left
     assert left <= listed
+    assert {path.name for path in (tmp_path / "toy").iterdir() if path.is_dir()} <= OWN_FOLDERS

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from overt.errors import ConfigError, OvertError, nearest
+from overt.run.folder import OWN_FOLDERS
 from overt.run.reader import Follower, Row, number_of, step_of, time_of
 from overt.tools.report import large
 from overt.tools.report.best import read_best
@@ -53,20 +54,26 @@ def is_run(folder: Path) -> bool:
 
 
 def find_runs(folder: Path, depth: int = 3) -> list[Path]:
-    """The run folders in `folder` and up to `depth` levels below; inside a run is not searched."""
+    """Return the run folders in `folder` and up to `depth` levels below, also inside a run.
+
+    A sweep writes its runs there if an earlier run has its exp_name.
+    """
     if not folder.is_dir():
         raise OvertError(f"{folder} is not a directory; give the output_dir of your runs")
     return _find(folder, depth)
 
 
 def _find(folder: Path, depth: int) -> list[Path]:
+    runs: list[Path] = []
     with suppress(PermissionError):  # a folder without permission holds no run of this user
         if is_run(folder):
-            return [folder]
+            runs.append(folder)
         if depth > 0:
+            skipped = OWN_FOLDERS if runs else ()
             inside = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-            return [run for path in inside if path.is_dir() for run in _find(path, depth - 1)]
-    return []
+            folders = [path for path in inside if path.name not in skipped and path.is_dir()]
+            runs += [run for path in folders for run in _find(path, depth - 1)]
+    return runs
 
 
 def open_brief(folder: Path, name: str | None = None) -> Run:

@@ -86,11 +86,12 @@ def test_a_fresh_start_in_the_same_folder_forgets_what_happened(tmp_path: Path) 
     assert [event["kind"] for event in run.events] == ["start", "start"]
 
 
-def test_runs_are_found_below_a_folder_but_not_inside_a_run(tmp_path: Path) -> None:
-    for name in ("b", "a", "sweep/one", "sweep/one/inner", ".hidden", "x/y/z/deep"):
+def test_runs_are_found_below_a_folder_and_inside_a_run(tmp_path: Path) -> None:
+    inner = ("sweep/one/lr=1", "sweep/one/checkpoints/step_1")  # a sweep with the name of a run
+    for name in ("b", "a", "sweep/one", *inner, ".hidden", "x/y/z/deep"):
         write(tmp_path / name, [START])
     found = [path.relative_to(tmp_path).as_posix() for path in find_runs(tmp_path)]
-    assert found == ["a", "b", "sweep/one"]
+    assert found == ["a", "b", "sweep/one", "sweep/one/lr=1"]
     assert find_runs(tmp_path / "a") == [tmp_path / "a"]
     with pytest.raises(OvertError, match="is not a directory"):
         find_runs(tmp_path / "none")
