@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from overt.config import build_recipe, expand_sweep, load, sweep_names
+from overt.config.overrides import quoted
 from overt.config.show import add_hydra_options, show, with_default_values
 from overt.errors import (
     INTERRUPTED_EXIT_CODE,
@@ -130,7 +131,7 @@ def sweep(arguments: argparse.Namespace, stop: StopSignal) -> int:
     failed = 0
     for index, (overrides, name) in enumerate(zip(runs, names, strict=True)):
         differing = [text for text in overrides if text not in arguments.overrides]
-        command = [sys.executable, "-m", "overt.train", *overrides, f"exp_name='{name}'"]
+        command = [sys.executable, "-m", "overt.train", *overrides, f"exp_name={quoted(name)}"]
         for package in arguments.package:
             command += ["--package", package]
         if arguments.config:

@@ -10,6 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 from toy_runs import TOY, losses_by_step, train_toy
 
+from overt.config import load
 from overt.health.preemption import StopSignal
 from overt.train import main, run_one
 
@@ -123,6 +124,18 @@ def test_every_run_of_a_sweep_has_a_folder_of_its_own(commands: list[list[str]])
     names = [command[command.index("--package") - 1] for command in commands]
     assert len(set(names)) == 4
     assert names[0].startswith("exp_name='mine/optimizer.lr=0.01,optimizer.arguments.betas=")
+
+
+@pytest.mark.parametrize("name", ["a'b", "a b", "x(1)"])
+def test_a_sweep_with_any_name_reaches_its_runs(name: str, commands: list[list[str]]) -> None:
+    words = ["recipe=toy", f'exp_name="{name}"', "training.num_steps=1,2"]
+    assert main(["-m", *PACKAGE, *words]) == 0
+    names = []
+    for command in commands:
+        start = command.index("overt.train") + 1
+        overrides = command[start : command.index("--package")]
+        names.append(load(overrides, packages=[str(TOY)]).exp_name)
+    assert names == [f"{name}/training.num_steps=1", f"{name}/training.num_steps=2"]
 
 
 def test_values_that_differ_only_in_a_slash_are_trained_in_two_folders(

@@ -22,6 +22,7 @@ from typing import Any
 
 from overt.commands.arguments import config_options, finite_number
 from overt.config import Config, expand_sweep, load, sweep_names
+from overt.config.overrides import quoted
 from overt.errors import ConfigError, LaunchError
 from overt.tools.launch import local, slurm, systemd
 from overt.tools.launch.settings import SlurmSettings, read_settings
@@ -161,7 +162,7 @@ def _plan(options: argparse.Namespace, settings: SlurmSettings) -> Planned:
     runs = []
     for overrides, config, name in zip(choices, configs, names, strict=True):
         check_size(config, size)
-        words = _words([*overrides, f"exp_name='{name}'"], options)
+        words = _words([*overrides, f"exp_name={quoted(name)}"], options)
         runs.append(slurm.Run(Path.cwd() / config.output_dir / name, words))
     base = configs[0]
     folder = _absolute(base) / slurm.FOLDER
@@ -214,11 +215,11 @@ def launch_local(arguments: Sequence[str]) -> int:
     if options.env:
         command = ["env", *options.env, *command]
     started = local.start(_absolute(config), command)
-    run_dir, quoted = config.run_dir, shlex.quote(str(config.run_dir))
+    run_dir, run_word = config.run_dir, shlex.quote(str(config.run_dir))
     print(
         f"process {started.pid} trains {run_dir}\n  log     {run_dir / local.LOG}\n"
-        f"  status  overt launch local status {quoted}\n"
-        f"  stop    overt launch local stop {quoted}"
+        f"  status  overt launch local status {run_word}\n"
+        f"  stop    overt launch local stop {run_word}"
     )
     return 0
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from toy_runs import TOY
 
 from overt.cli import main
+from overt.config.overrides import parse_override
 from overt.tools.launch import local
 from overt.train import main as train
 
@@ -116,6 +118,14 @@ def test_a_sweep_trains_the_runs_that_a_local_sweep_would(
     for name in names:
         label = name.removeprefix("exp_name='").removesuffix("'")
         assert f"run={tmp_path}/runs/{label}\n" in text or f"run='{tmp_path}/runs/{label}'" in text
+
+
+def test_an_array_takes_any_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["-m", *TOY_RUN, 'exp_name="a\'b"', "training.num_steps=1,2"]
+    lines = shown(["slurm", *CPU, *words, "--print"], capsys).splitlines()
+    words = [shlex.split(line)[0] for line in lines if line.strip().startswith("'exp_name=")]
+    names = [parse_override(word).value() for word in words]
+    assert names[1::2] == ["a'b/training.num_steps=1", "a'b/training.num_steps=2"]
 
 
 STAGES = """\
