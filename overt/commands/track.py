@@ -317,6 +317,7 @@ def follow(
     frames: list[NDArray[np.uint8]] = []
     rows: list[tuple[Any, ...]] = []  # of each frame: points, positions, visible, probabilities
     tracker, added, queries = None, np.zeros(0, np.intp), given_queries
+    has_ended = True
     failure: DataError | None = None
     began = time.perf_counter()
     try:
@@ -329,49 +330,52 @@ def follow(
                 refuse_outside(queries, frame.shape[1:], options.frames)
                 tracker = recipe.online_tracker(model, frame.shape[1:], len(queries))
                 began = time.perf_counter()
-            tracker.observe(torch.from_numpy(frame))
             new = np.flatnonzero(queries[:, 0] == len(frames))
+            tracker.observe(torch.from_numpy(frame))
+            frames.append(frame)  # seen, also if Ctrl-C ends what follows
             if len(new):
                 tracker.add(torch.from_numpy(queries[new, 1:]))
                 added = np.concatenate([added, new])
             state = tracker.advance()
             parts = (state.points_xy, state.visible, state.visibility, 1 - state.rho)
             rows.append((added, *(part.cpu() for part in parts)))
-            frames.append(frame)
             if options.frames is not None and len(frames) == options.frames:
                 break
     except KeyboardInterrupt:
+        has_ended = False
         print()
     except DataError as error:
         if not frames:
             raise
-        failure = error
+        has_ended, failure = False, error
     if queries is None or not frames:
         raise DataError(f"{options.video}: no frame arrived")
-    late = np.flatnonzero(queries[:, 0] >= len(frames))
+    late = np.setdiff1d(np.arange(len(queries)), added)
     if len(late):
-        raise DataError(
-            f"query {late[0]} starts in frame {queries[late[0], 0]:g}, but {len(frames)} frames "
-            "arrived"
-        )
+        first = queries[late[0], 0]
+        problem = f"query {late[0]} starts in frame {first:g}, but {len(frames)} frames arrived"
+        if has_ended or len(late) == len(queries):
+            raise failure or DataError(problem)
+        print(f"{problem}; {len(late)} of {len(queries)} queries are left out")
+    kept = np.sort(added)
     print(f"{len(frames) / (time.perf_counter() - began):.1f} frames per second, including reading")
     assert tracker is not None, "frames were seen"
     if isinstance(tracker, HindsightTracker):
         order = torch.from_numpy(np.argsort(added))  # points were given in the order of frames
-        return (
-            np.stack(frames),
-            queries,
-            PointTracks(*(part[:, order] for part in tracker.finish())),
-            failure,
-        )
+        tracks = PointTracks(*(part[:, order] for part in tracker.finish()))
+        return np.stack(frames), queries[kept], tracks, failure
     # Before it is given, a point rests at its query, invisible.
+    if not rows:
+        raise DataError(f"{options.video}: it was interrupted before the first frame was tracked")
+    frames = frames[: len(rows)]
     points_xy = torch.from_numpy(queries[:, 1:]).repeat(len(frames), 1, 1)
     visible = torch.zeros(points_xy.shape[:2], dtype=torch.bool)
     sure, right = torch.zeros(points_xy.shape[:2]), torch.zeros(points_xy.shape[:2])
     for time_step, (numbers, *values) in enumerate(rows):
         for stacked, part in zip((points_xy, visible, sure, right), values, strict=True):
             stacked[time_step, torch.from_numpy(numbers)] = part
-    return np.stack(frames), queries, PointTracks(points_xy, visible, sure, right), failure
+    tracks = PointTracks(*(part[:, kept] for part in (points_xy, visible, sure, right)))
+    return np.stack(frames), queries[kept], tracks, failure
 
 
 def _configure(options: argparse.Namespace) -> Config:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_recipes import SMALL_COTRACKER3
+from small_recipes import SMALL_COTRACKER3, SMALL_LBM
 from toy_runs import TOY, train_toy
 
 from overt.checkpoint.manager import CheckpointManager
@@ -20,6 +20,8 @@ from overt.data.tracking.moving_shapes import SceneSettings, make_sequence
 from overt.data.tracking.track_files import read_queries
 from overt.data.tracking.video import has_pyav, read_video, write_video
 from overt.errors import DataError
+from overt.recipes.cotracker3.live import LiveTracker
+from overt.recipes.lbm.online import OnlineTracker
 from overt.viz import click_page
 
 FRAMES, HEIGHT, WIDTH = 7, 35, 51  # sides that no stride divides
@@ -338,6 +340,65 @@ def test_a_stream_that_breaks_off_leaves_its_tracks(
     assert "DataError: camera 0: unplugged" in capsys.readouterr().err
     with np.load(tmp_path / "tracks.npz") as stored:
         assert stored["tracks_xy"].shape == (4, 4, 2)
+
+
+@pytest.mark.parametrize("recipe", ["cotracker3_online_tiny", "lbm_tiny"])
+def test_ctrl_c_ends_a_stream_and_keeps_its_tracks(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    recipe: str,
+) -> None:
+    """It nearly always arrives while a frame is tracked; a query that is still to come is lost."""
+    tracker = LiveTracker if recipe.startswith("cotracker3") else OnlineTracker
+    advance, calls = tracker.advance, []
+
+    def interrupted(self: Any) -> Any:
+        calls.append(self)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return advance(self)
+
+    monkeypatch.setattr(tracker, "advance", interrupted)
+    queries = queries_file(tmp_path / "queries.csv", "7,40,5\n2,40,5\n0,10,20")
+    words = ["--online", "--queries", queries, "--output", str(tmp_path), "--format", "gif"]
+    words = [str(folder / "shapes.npy"), *words]
+    if tracker is LiveTracker:
+        assert track(folder, *words, recipe=recipe) == 0
+    else:
+        sizes = [*SMALL_LBM.sizes("model"), "model.backbone_weights=random", "training.device=cpu"]
+        model = build_recipe(load([f"recipe={recipe}", *sizes])).build_model()
+        torch.save(model.state_dict(), tmp_path / "lbm.pth")
+        weights = ["--checkpoint", str(tmp_path / "lbm.pth"), "--recipe", recipe]
+        assert main(["track", *words, *weights, *sizes]) == 0
+    assert "query 0 starts in frame 7" in capsys.readouterr().out
+    with np.load(tmp_path / "tracks.npz") as stored:
+        frames = 5 if tracker is LiveTracker else 4  # those that LBM has tracked
+        assert stored["tracks_xy"].shape == (frames, 2, 2)
+        np.testing.assert_allclose(stored["tracks_xy"][0], [[40, 5], [10, 20]], atol=12)
+
+
+def test_a_broken_stream_is_reported_beside_queries_that_it_never_reached(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    video = np.load(folder / "shapes.npy")
+
+    def unplugged(_: Any) -> Any:
+        yield from video.transpose(0, 3, 1, 2)[:4]
+        raise DataError("camera 0: unplugged")
+
+    monkeypatch.setattr("overt.data.tracking.video_stream.stream_frames", unplugged)
+    for content, kept in (("9,40,5\n0,10,20", 1), ("9,40,5", 0)):
+        output = tmp_path / str(kept)
+        queries = queries_file(tmp_path / "queries.csv", content)
+        words = ["7", "--online", "--queries", queries, "--output", str(output), "--format", "gif"]
+        assert track(folder, *words, recipe="cotracker3_online_tiny") == 1
+        assert "DataError: camera 0: unplugged" in capsys.readouterr().err
+        assert (output / "tracks.npz").exists() == bool(kept)
 
 
 def test_the_page_follows_what_is_clicked(

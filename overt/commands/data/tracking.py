@@ -15,6 +15,7 @@ from overt.commands.data.arguments import (
     side_length,
     speed,
 )
+from overt.data.tracking.procedural_settings import MOST_POINTS
 from overt.errors import ConfigError
 
 
@@ -78,7 +79,8 @@ def _add_photographs(verbs: Verbs) -> None:
     parser.add_argument(
         "--side", type=side_length, default=256, help="height and width, a multiple of 8"
     )
-    parser.add_argument("--points", type=whole_number(1), default=64, help="tracks of each")
+    points = whole_number(1, most=MOST_POINTS)
+    parser.add_argument("--points", type=points, default=64, help="tracks of each")
     add_seed(parser)
 
 

@@ -93,7 +93,9 @@ class TrackBatch:
 
 
 def stack_samples(samples: Sequence[TrackSample]) -> TrackBatch:
-    """Stack samples of equal shapes."""
+    """Stack samples of equal shapes; frames may differ in size until they are rendered."""
+    if len({sample.video.shape for sample in samples}) > 1:
+        samples = [_rendered_sample(sample) for sample in samples]
     return TrackBatch(
         video=torch.stack([sample.video for sample in samples]),
         tracks=torch.stack([sample.tracks for sample in samples]),
@@ -104,6 +106,12 @@ def stack_samples(samples: Sequence[TrackSample]) -> TrackBatch:
         names=tuple(sample.name for sample in samples),
         renderings=tuple(filter(None, (sample.rendering for sample in samples))) or None,
     )
+
+
+def _rendered_sample(sample: TrackSample) -> TrackSample:
+    if sample.rendering is None:
+        return sample
+    return replace(sample, video=render(*sample.rendering, sample.video), rendering=None)
 
 
 def rendered(batch: TrackBatch) -> TrackBatch:

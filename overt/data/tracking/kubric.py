@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from overt.data.pictures import to_rgb
+from overt.data.tracking.video import natural_order
 from overt.errors import DataError
 from overt.files.pickles import load_npy_object
 
@@ -62,10 +63,15 @@ def frame_paths(sequence: Path) -> list[Path]:
     folder = sequence / "frames"
     if not folder.is_dir():
         raise DataError(f"{sequence}: it has no folder `frames`. {_REMEDY}")
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in _IMAGE_SUFFIXES)
+    # macOS writes a hidden ._NAME beside each file of a disk that is not its own.
+    paths = [
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in _IMAGE_SUFFIXES and path.name[0] != "."
+    ]
     if not paths:
         raise DataError(f"{folder}: it has no images. {_REMEDY}")
-    return paths
+    return sorted(paths, key=natural_order)  # also names without leading zeros
 
 
 def read_tracks(sequence: Path) -> Tracks:

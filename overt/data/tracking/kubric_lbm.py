@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.data.tracking.kubric import Tracks, frame_paths, list_sequences, read_tracks
+from overt.data.tracking.video import natural_order
 from overt.errors import DataError
 from overt.files.atomic import MadeMeanwhileError, new_folder, remove_left_overs
 from overt.progress import each
@@ -89,7 +90,7 @@ def _write(
 ) -> None:
     images = {"frames": frame_paths(sequence)}
     if (sequence / "depths").is_dir():
-        images["depths"] = sorted((sequence / "depths").iterdir())
+        images["depths"] = sorted((sequence / "depths").iterdir(), key=natural_order)
     content = {
         "coords": tracks.coords_xy[chosen, span.start : span.stop],
         "visibility": ~tracks.visible[chosen, span.start : span.stop],

@@ -43,7 +43,8 @@ def is_sequence_root(root: Path | str) -> bool:
 def find_sequences(root: Path | str) -> list[Path]:
     """Return the sequences under `root`, sorted: packed files if there are any, else folders."""
     root = Path(root)
-    packed = sorted(root.glob(f"*{SUFFIX}")) if root.is_dir() else []
+    files = root.glob(f"*{SUFFIX}") if root.is_dir() else ()
+    packed = sorted(path for path in files if path.name[0] != ".")  # as macOS leaves them behind
     return packed or kubric.list_sequences(root)
 
 

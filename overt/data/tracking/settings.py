@@ -35,6 +35,11 @@ class SyntheticSettings:
     shapes: int = MISSING
     speed: float = MISSING
 
+    def __post_init__(self) -> None:
+        section = "data.synthetic"
+        each_within(section, self, ("count", "frames", "height", "width", "points"), 1)
+        each_within(section, self, ("seed", "shapes", "speed"), 0)
+
 
 @dataclass
 class KubricSettings:
@@ -69,6 +74,11 @@ class KubricSettings:
             raise ConfigError(
                 f"data.textures={self.textures} has no effect on clips that are read: choose "
                 "data=procedural, or data=lbm_procedural for LBM"
+            )
+        if self.procedural is not None and self.augment:
+            raise ConfigError(
+                "data.augment=true has no effect on procedural clips, which are augmented as they "
+                "are rendered; set data.augment=false"
             )
         if self.procedural is not None and any(side % BLOCK for side in self.crop_size):
             raise ConfigError(

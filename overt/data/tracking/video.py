@@ -115,7 +115,7 @@ def ordered_images(folder: Path) -> list[Path]:
     paths = [path for path in folder.iterdir() if is_frame(path) and path.name[0] != "."]
     if not paths:
         raise DataError(f"{folder}: it has no images; expected {', '.join(IMAGES)} or still .webp")
-    return sorted(paths, key=_natural_order)
+    return sorted(paths, key=natural_order)
 
 
 def is_frame(path: Path) -> bool:
@@ -147,8 +147,8 @@ def _read_folder(folder: Path) -> NDArray[np.uint8]:
     return _stack([read_image(path) for path in ordered_images(folder)], folder)
 
 
-def _natural_order(path: Path) -> list[tuple[int, str]]:
-    """Sort key: frame 10 after frame 9, with or without leading zeros."""
+def natural_order(path: Path) -> list[tuple[int, str]]:
+    """Return a sort key: frame 10 after frame 9, with or without leading zeros."""
     parts = re.findall(r"\d+|\D+", path.name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 

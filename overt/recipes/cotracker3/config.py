@@ -132,6 +132,8 @@ class DataSettings(KubricSettings):
             self._check_procedural()
         one_of("data.query_sampling", self.query_sampling, ("random", "first"))
         each_within("data", self, ("sequence_len", "traj_per_sample", "repeat"), 1)
+        if self.random_number_traj:  # at least 1 and fewer than all
+            within("data.traj_per_sample (with data.random_number_traj)", self.traj_per_sample, 2)
         if self.sources is not None and not self.sources:
             raise ConfigError(
                 "data.sources=[] leaves nothing to train on; null trains on data.root, or give a "
@@ -147,6 +149,11 @@ class DataSettings(KubricSettings):
             )
 
     def _check_unlabeled(self) -> None:
+        if self.augment:
+            raise ConfigError(
+                "data.augment=true has no effect on unlabeled videos: teacher and student see the "
+                "same frames; set data.augment=false"
+            )
         if self.procedural is not None or self.sources is not None or self.random_number_traj:
             raise ConfigError(
                 "data.unlabeled labels the videos of data.root: set data.procedural=null, "

@@ -99,7 +99,7 @@ class LiveTracker:
             count = self.given
             nothing = torch.zeros(count, device=self.device)
             return LiveFrame(self._query_xy(), nothing > 0, nothing, 1 - nothing)
-        tracks = self._points()
+        tracks = self._points(slice(-1, None))
         return LiveFrame(
             tracks.tracks_xy[-1],
             tracks.visible[-1],
@@ -135,9 +135,11 @@ class LiveTracker:
         self.covered = self.given
         self.window = self.window[self.model.step :] if len(chunk[0]) > self.model.step else []
 
-    def _points(self) -> PointTracks:
+    def _points(self, frames: slice = slice(None)) -> PointTracks:
         assert self.tracks is not None
-        tracks_xy, visibility, confidence = (part[0, :, : self.given] for part in self.tracks[:3])
+        tracks_xy, visibility, confidence = (
+            part[0, frames, : self.given] for part in self.tracks[:3]
+        )
         # To the last window, points added since were placeholders at (0, 0).
         waiting = torch.arange(self.given, device=self.device) >= self.covered
         points_xy = torch.where(waiting[:, None], self._query_xy(), tracks_xy / self.scale_xy)

@@ -102,10 +102,10 @@ class CoTracker3Online(CoTracker3):
         stream = self.stream
         self._check_chunk(chunk, queries)
         first_half, *second_half = torch.split(chunk, self.step, dim=1)
-        pyramid = stream.shared if stream.shared is not None else self.encode(first_half)
+        pyramid = shared = stream.shared if stream.shared is not None else self.encode(first_half)
         for frames in second_half:  # only a video of at most half a window has none
-            stream.shared = self.encode(frames)
-            pyramid = pyramid.followed_by(stream.shared)
+            shared = self.encode(frames)
+            pyramid = pyramid.followed_by(shared)
 
         start = len(stream.windows) * self.step
         query_frames = queries[..., 0].long() - start
@@ -119,7 +119,8 @@ class CoTracker3Online(CoTracker3):
         estimate = self.window(
             pyramid, 0, support, query_frames, query_xy, before, iters, self.repeated(pyramid)
         )[-1]
-        stream.support, stream.frame_shape = support, chunk[:, 0].shape
+        # All at once and last of all: an interrupted call can be made again.
+        stream.support, stream.shared, stream.frame_shape = support, shared, chunk[:, 0].shape
         stream.windows.append(estimate.frames(0, chunk.shape[1]))
         return Tracks.from_estimate(stitch(stream.windows, self.step), None)
 

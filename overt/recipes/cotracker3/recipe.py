@@ -269,6 +269,7 @@ class _CoTracker3Recipe(Recipe):
                 model,
                 grid_size=settings.grid_size if supported else 0,
                 single_point=settings.single_point and supported,
+                random_points=settings.random_points if supported else 0,
                 backward_tracking=settings.query_mode == "strided",
             )
             prediction = predict(video, queries)
@@ -288,6 +289,11 @@ class _CoTracker3Recipe(Recipe):
         `as_hub`: before their query, points come from the reversed video, and visibility follows
         the rule of the published predictor. `report` gets the completed fraction.
         """
+        if as_hub and isinstance(model, CoTracker3Online):
+            raise ConfigError(
+                "as_hub (--as-hub) tracks as the published offline predictor does, and this is the "
+                "online model; drop it, or use an offline one"
+            )
         later = bool((queries[:, 0] > 0).any())
         predict = self.predictor(
             model,
@@ -299,7 +305,7 @@ class _CoTracker3Recipe(Recipe):
         )
         prediction = predict(video[None], queries[None], report)
         threshold = self.settings.evaluation.visible_threshold
-        if as_hub and isinstance(model, CoTracker3Offline):
+        if as_hub:
             visible = prediction.visible(HUB_VISIBLE, with_confidence=False)
         else:
             visible = prediction.visible(threshold)
@@ -317,10 +323,9 @@ class _CoTracker3Recipe(Recipe):
             iters=self.settings.model.eval_iters,
             fine_resolution=None if fine is None else (fine[0], fine[1]),
             fine_iters=settings.fine_iters,
-            random_points=settings.random_points,
             local_grid_size=settings.local_grid_size,
             queries_per_batch=settings.queries_per_batch,
-            **options,
+            **{"random_points": settings.random_points} | options,
         )
 
 

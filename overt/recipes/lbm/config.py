@@ -108,6 +108,8 @@ class LossSettings:
     def __post_init__(self) -> None:
         if self.clips_per_mean is not None:
             within("loss.clips_per_mean", self.clips_per_mean, 1)
+        terms = ("classification", "visibility", "regression", "uncertainty", "candidates")
+        each_within("loss", self, [f"{term}_weight" for term in terms], 0)
 
 
 @dataclass

@@ -78,6 +78,20 @@ def test_frames_are_those_asked_for(sequence, indices):
         np.testing.assert_array_equal(frame.transpose(1, 2, 0), expected)
 
 
+def test_frames_are_in_the_order_of_their_numbers(tmp_path):
+    """Also without leading zeros, beyond 999, and beside the files that macOS leaves behind."""
+    numbers = (0, 1, 2, 9, 10, 11, 999, 1000, 1001)
+    sequence = tmp_path / "7"
+    (sequence / "frames").mkdir(parents=True)
+    for number in reversed(numbers):
+        image = np.full((HEIGHT, WIDTH, 3), number % 251, np.uint8)
+        Image.fromarray(image).save(sequence / "frames" / f"{number}.png")
+    (sequence / "frames" / "._0.png").write_bytes(b"\0")
+    assert [int(path.stem) for path in frame_paths(sequence)] == list(numbers)
+    frames = read_frames(frame_paths(sequence), range(len(numbers)))
+    assert frames[:, 0, 0, 0].tolist() == [number % 251 for number in numbers]
+
+
 def test_only_the_frames_asked_for_are_decoded(sequence):
     (sequence / "frames" / "003.png").write_bytes(b"broken")
     assert read_frames(frame_paths(sequence), [0, 1, 2]).shape[0] == 3

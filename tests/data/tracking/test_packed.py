@@ -95,6 +95,13 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         read_tracks(file)
 
 
+def test_hidden_files_are_no_sequences(folder: Path, tmp_path: Path) -> None:
+    pack_sequences(folder, tmp_path / "packed")
+    expected = find_sequences(tmp_path / "packed")
+    (tmp_path / "packed" / f"._{expected[0].name}").write_bytes(b"\0")
+    assert find_sequences(tmp_path / "packed") == expected
+
+
 def test_an_unknown_storage_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"did you mean raw\?"):
         pack_sequences(folder, tmp_path, "rw")

@@ -1,5 +1,7 @@
 """The online CoTracker3: windows, what they hand on, streams of chunks, short videos."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from small_recipes import small_tracker, tracker_inputs
@@ -169,6 +171,25 @@ def test_a_whole_video_does_not_disturb_a_stream() -> None:
     model(video[:, :6], queries, iters=2, is_online=True)
     model(255 - video, queries, iters=2)
     last = model(video[:, 3:9], queries, iters=2, is_online=True)
+    assert torch.equal(last.tracks_xy, expected.tracks_xy)
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 2])
+def test_an_interrupted_chunk_can_be_given_again(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends a camera: what has been tracked must stay right."""
+    model, (video, queries) = small_tracker(CoTracker3Online), tracker_inputs(frames=11)
+    expected = stream(model, video, queries)[-1]
+    model.init_video_online_processing()
+    for number, span in enumerate(sliding_windows(11, S)):
+        given = {"queries": queries, "iters": 2, "is_online": True}
+        if number == chunk:
+            with monkeypatch.context() as patch:
+                patch.setattr(model, "window", Mock(side_effect=KeyboardInterrupt))
+                with pytest.raises(KeyboardInterrupt):
+                    model(video[:, span], **given)
+        last = model(video[:, span], **given)
     assert torch.equal(last.tracks_xy, expected.tracks_xy)
 
 

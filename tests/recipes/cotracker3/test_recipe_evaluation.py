@@ -150,6 +150,34 @@ def test_clips_are_tracked_in_the_manner_of_the_settings(
     assert (tracks - clip.queries[:, 1:]).abs().max() > 0.1
 
 
+def test_other_sets_than_tapvid_are_tracked_without_support_points(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tapvid_config(root, "evaluation=tapvid_davis", "evaluation.random_points=9")
+    recipe, model = recipe_and_model(config)
+    clip = evaluation_clips(config.settings).sample(0)
+    recipe.settings.evaluation.dataset = "point_odyssey"
+    counts: list[int] = []
+    estimates = model.estimates
+
+    def counted(pyramid: Any, queries: Tensor, *further: Any) -> Any:
+        counts.append(queries.shape[1])
+        return estimates(pyramid, queries, *further)
+
+    monkeypatch.setattr(model, "estimates", counted)
+    recipe.track(model, clip)
+    assert max(counts) <= len(clip.queries)
+
+
+def test_an_online_model_cannot_track_as_the_published_offline_predictor(root: Path) -> None:
+    name = "cotracker3_online_tiny"
+    config = tapvid_config(root, "evaluation=tapvid_davis", name=name)
+    recipe, model = recipe_and_model(config)
+    clip = evaluation_clips(config.settings).sample(0)
+    with pytest.raises(ConfigError, match=r"--as-hub.* this is the online model; drop it"):
+        recipe.track_points(model, clip.video, clip.queries, as_hub=True)
+
+
 @pytest.mark.parametrize("name", ["cotracker3_tiny", "cotracker3_online_tiny"])
 @pytest.mark.parametrize("place", [-0.45, 1.3])
 def test_points_a_little_outside_of_the_image_are_scored(

@@ -170,3 +170,15 @@ def test_clips_can_be_augmented_on_the_device(root: Path) -> None:
     assert found.renderings is not None
     assert torch.equal(rendered(found).video, done.video)
     assert torch.equal(found.tracks, done.tracks)
+
+
+def test_sequences_of_different_sizes_make_a_batch(root: Path, tmp_path: Path) -> None:
+    """Their clips have one size once they are rendered, which for such a batch the loader does."""
+    write_sequences(tmp_path, 1, frames=6, height=36, width=52, points=60)
+    own = ("data.augment=true", "data.held_out=0")
+    done, planned = (
+        stack_samples([sample(folder, *own, *where) for folder in (root, tmp_path)])
+        for where in ((), ("data.augment_on_device=true",))
+    )
+    assert torch.equal(rendered(planned).video, done.video)
+    assert torch.equal(planned.tracks, done.tracks)

@@ -195,6 +195,8 @@ def test_an_overflow_is_skipped_counted_and_said(
         (["model.dropout=1.0"], r"model\.dropout=1\.0; it must be at least 0 and below 1"),
         (["model.temperature=0"], r"model\.temperature=0"),
         (["model.visible_threshold=1"], r"model\.visible_threshold=1"),
+        (["loss.visibility_weight=-1"], r"visibility_weight=-1\.0; it must be at least 0"),
+        (["loss.classification_weight=-1"], r"classification_weight=-1"),
         (["data.points=0"], r"data\.points=0; it must be at least 1"),
         (["data.crop_size=[3]"], r"data\.crop_size=\[3\]"),
         (["evaluation.dataset=tapvid_davi"], r"did you mean tapvid_davis\?"),
