@@ -376,7 +376,7 @@ def test_ctrl_c_ends_a_stream_and_keeps_its_tracks(
     with np.load(tmp_path / "tracks.npz") as stored:
         frames = 5 if tracker is LiveTracker else 4  # those that LBM has tracked
         assert stored["tracks_xy"].shape == (frames, 2, 2)
-        np.testing.assert_allclose(stored["tracks_xy"][0], [[40, 5], [10, 20]], atol=12)
+        np.testing.assert_allclose(stored["tracks_xy"][0, 0], [40, 5], atol=12)  # it waits there
 
 
 def test_a_broken_stream_is_reported_beside_queries_that_it_never_reached(

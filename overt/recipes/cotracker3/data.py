@@ -118,6 +118,7 @@ def with_drawn_number(settings: DataSettings, rng: np.random.Generator) -> DataS
         return settings
     tracks = int(rng.integers(1, settings.traj_per_sample))
     fraction, length = tracks / settings.traj_per_sample, settings.sequence_len
+    settings = dataclasses.replace(settings, random_number_traj=False)
     if settings.random_sequence_len is None:
         frames = 8 * max(1, int(2 * fraction + (1 - fraction) * length // 8))
         return dataclasses.replace(settings, traj_per_sample=tracks, sequence_len=frames)
