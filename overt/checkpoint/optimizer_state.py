@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from overt.checkpoint import plain_values
 from overt.errors import CheckpointError
 from overt.files.weight_files import clean_keys
 
@@ -25,6 +26,9 @@ _NOT_HYPER_PARAMETERS = (
     "capturable",
     "differentiable",
 )
+
+# In a group: the values that the configuration gave it. Training may change those in use.
+CONFIGURED = "configured"
 
 # Entries that are one number for the whole parameter.
 COUNTERS = ("step", "mu_product", "eta", "mu")
@@ -68,6 +72,16 @@ def describe(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor],
     return tensors, {"class": class_name(optimizer), "groups": groups, "entries": entries}
 
 
+def remember_configured(optimizer: Optimizer) -> None:
+    """Record in each group of a new optimizer what it was configured with.
+
+    But for the learning rate: every step takes it from the schedule.
+    """
+    others = (*_NOT_HYPER_PARAMETERS, "lr")
+    for group in optimizer.param_groups:
+        group[CONFIGURED] = {key: value for key, value in group.items() if key not in others}
+
+
 def class_name(optimizer: Optimizer) -> str:
     """Return the optimizer's class, or those that its groups name where there are several."""
     names = [group["class"] for group in optimizer.param_groups if "class" in group]
@@ -79,7 +93,8 @@ def restore(
 ) -> None:
     """Give every parameter the state saved under its name, and every group its numbers.
 
-    Everything is compared first: torch's fused kernels do not look at the sizes of their inputs.
+    Numbers that the configuration has changed since then keep their new values. Everything is
+    compared first: torch's fused kernels do not look at the sizes of their inputs.
     """
     _refuse_forged(saved)
     if saved["class"] != class_name(optimizer):
@@ -111,7 +126,7 @@ def restore(
     _refuse_incomplete(optimizer, names, state)
     for group in optimizer.param_groups:
         present = [names[p] for p in group["params"] if names[p] in origin]
-        _restore_hyper_parameters(group, [origin[name] for name in present])
+        _restore_hyper_parameters(group, [origin[name] for name in present], _of_torch(optimizer))
         for parameter in group["params"]:
             if names[parameter] in origin:
                 _restore_parameter(optimizer, group, parameter, state[names[parameter]])
@@ -133,8 +148,7 @@ def refuse_misfit(
     Of another class only counters are compared: its updates are Python, which checks for itself.
     """
     entry, expected = key.rpartition("/")[2], tuple(parameter.shape)
-    members = getattr(optimizer, "members", [optimizer])
-    of_torch = all(type(member).__module__.startswith("torch.") for member in members)
+    of_torch = _of_torch(optimizer)
     if entry in COUNTERS:
         fits, requirement = math.prod(shape) == 1 and not dtype.is_complex, "one number"
         if of_torch:
@@ -157,6 +171,12 @@ def refuse_misfit(
             f"{requirement}; the checkpoint is damaged or of another model. "
             "Use an older checkpoint."
         )
+
+
+def _of_torch(optimizer: Optimizer) -> bool:
+    """Tell whether torch's own classes alone step the parameters."""
+    members = getattr(optimizer, "members", [optimizer])
+    return all(type(member).__module__.startswith("torch.") for member in members)
 
 
 def _refuse_incomplete(
@@ -263,11 +283,30 @@ def _refuse_moved_parameters(
                 )
 
 
-def _restore_hyper_parameters(group: dict[str, Any], origins: list[dict[str, Any]]) -> None:
+def _is_reconfigured(
+    key: str, group: dict[str, Any], origin: dict[str, Any], of_torch: bool
+) -> bool:
+    """Tell whether the configuration gives a group another value than when `origin` was saved."""
+    now, before = group.get(CONFIGURED, {}), origin.get(CONFIGURED)
+    if key not in now:
+        return False
+    if isinstance(before, dict):
+        value = before.get(key, now[key])
+    else:  # older checkpoints do not say; torch's own classes leave their groups as configured
+        value = origin[key] if of_torch else now[key]
+    return plain_values.encode(value, key) != plain_values.encode(now[key], key)
+
+
+def _restore_hyper_parameters(
+    group: dict[str, Any], origins: list[dict[str, Any]], of_torch: bool
+) -> None:
     for key, current in group.items():
-        values = [origin[key] for origin in origins if key in origin]
-        if not values:
+        holders = [origin for origin in origins if key in origin]
+        if not holders or key == CONFIGURED:
             continue
+        if any(_is_reconfigured(key, group, origin, of_torch) for origin in holders):
+            continue  # the user has confirmed this change
+        values = [origin[key] for origin in holders]
         for value in values:
             if not _is_like(value, current):
                 raise CheckpointError(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from overt.checkpoint.optimizer_state import remember_configured
 from overt.config import import_target
 from overt.config.schema import OptimizerSection
 from overt.engine.optimizer_rules import Assignment, assign
@@ -82,6 +83,7 @@ def build_optimizer(
             "no parameter has weight decay that could follow it; set "
             "optimizer.weight_decay_schedule=null, or a weight decay above 0"
         )
+    remember_configured(optimizer)
     return optimizer
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from overt.checkpoint.manager import CheckpointManager
-from overt.checkpoint.optimizer_state import describe, restore
+from overt.checkpoint.optimizer_state import CONFIGURED, describe, remember_configured, restore
 from overt.errors import CheckpointError
 from tests.checkpoint.forged import forge_tensors
 from tests.checkpoint.small_net import Net, adamw, same_entries, train
@@ -130,3 +130,48 @@ def test_a_number_of_400_digits_is_no_learning_rate():
         CheckpointError, match=r"lr=1000.* of the saved optimizer has another type than 0.1"
     ):
         restore(model, optimizer, {}, saved)
+
+
+class Adaptive(torch.optim.SGD):
+    """Changes a value of its groups while it trains, as Prodigy does."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            group["momentum"] *= 0.5
+
+
+def configured(model, kind=torch.optim.SGD, **settings):
+    optimizer = kind(model.parameters(), lr=0.1, **settings)
+    remember_configured(optimizer)
+    return optimizer
+
+
+def resumed(model, saved, kind=torch.optim.SGD, **settings):
+    optimizer = configured(model, kind, **settings)
+    restore(model, optimizer, *saved)
+    return optimizer.param_groups[0]
+
+
+def test_values_that_are_configured_anew_win_over_saved_ones():
+    model = Net()
+    optimizer = configured(model, Adaptive, momentum=0.8, weight_decay=0.01)
+    train(model, optimizer, steps=1)
+    saved = describe(model, optimizer)
+    as_before = resumed(model, saved, Adaptive, momentum=0.8, weight_decay=0.01)
+    assert (as_before["momentum"], as_before["weight_decay"]) == (0.4, 0.01)
+    changed = resumed(model, saved, Adaptive, momentum=0.8, weight_decay=0.5)
+    assert (changed["momentum"], changed["weight_decay"]) == (0.4, 0.5)
+    assert resumed(model, saved, Adaptive, momentum=0.6)["momentum"] == 0.6
+
+
+def test_older_states_do_not_say_what_was_configured():
+    """Torch's own classes leave their groups alone, so there the saved value was configured."""
+    model = Net()
+    for kind, expected in ((torch.optim.SGD, 0.6), (Adaptive, 0.8)):
+        tensors, plain = describe(model, configured(model, kind, momentum=0.8))
+        for group in plain["groups"]:
+            del group[CONFIGURED]
+        plain["groups"][0]["lr"] = 0.07  # of a schedule
+        group = resumed(model, (tensors, plain), kind, momentum=0.6)
+        assert (group["momentum"], group["lr"]) == (expected, 0.07)

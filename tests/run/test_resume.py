@@ -90,6 +90,23 @@ def test_a_changed_setting_goes_on_when_accepted(interrupted: Path, finished: Pa
     assert load([], str(interrupted / "config.yaml"), [str(TOY)]).optimizer.lr == 0.02
 
 
+def test_settings_of_the_optimizer_that_are_accepted_are_used(
+    interrupted: Path, finished: Path
+) -> None:
+    """A checkpoint holds those of before, and must not bring them back."""
+    trainer = resume(
+        interrupted,
+        "optimizer.weight_decay=0.5",
+        "optimizer.arguments.betas=[0.5,0.6]",
+        "checkpoint.accept_changes=[optimizer.weight_decay,optimizer.arguments.betas]",
+    )
+    decays = [group["weight_decay"] for group in trainer.optimizer.param_groups]
+    assert max(decays) == 0.5
+    assert all(list(group["betas"]) == [0.5, 0.6] for group in trainer.optimizer.param_groups)
+    trainer.train()
+    assert not same_bits(weights(interrupted, 12), weights(finished, 12))
+
+
 def test_settings_that_change_no_number_are_free(interrupted: Path, finished: Path) -> None:
     trainer = resume(
         interrupted,
