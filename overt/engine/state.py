@@ -34,6 +34,7 @@ class State:
     wandb_run_id: str | None = None
     saved_step: int | None = None  # of a complete checkpoint
     finished: str | None = None  # why training ended before its last step
+    resumed_from: str | None = None  # the path that checkpoint.resume named last
 
     @property
     def is_saved(self) -> bool:
@@ -70,6 +71,7 @@ class State:
             "evaluated_step": self.evaluated_step,
             "wandb_run_id": self.wandb_run_id,
             "finished": self.finished,
+            "resumed_from": self.resumed_from,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -83,6 +85,8 @@ class State:
         self.evaluated_step = state.get("evaluated_step", state["step"])
         self.wandb_run_id = state["wandb_run_id"]
         self.finished = state.get("finished")
+        # A path that this very start names comes after the one that its checkpoint was made with.
+        self.resumed_from = self.resumed_from or state.get("resumed_from")
 
 
 def _refuse_forged(state: dict[str, Any]) -> None:
@@ -95,7 +99,7 @@ def _refuse_forged(state: dict[str, Any]) -> None:
     for name, value in counts.items():
         if not is_count(value):
             raise CheckpointError(f"state.json: {name}={value!r} is not a count")
-    texts = {name: state.get(name) for name in ("wandb_run_id", "finished")}
+    texts = {name: state.get(name) for name in ("wandb_run_id", "finished", "resumed_from")}
     for name, text in texts.items():
         if not (text is None or isinstance(text, str)):
             raise CheckpointError(f"state.json: {name}={text!r} is not text")

@@ -44,7 +44,7 @@ from overt.nn.ema import update_ema
 from overt.recipe import Recipe, StepOutput
 from overt.run import messages
 from overt.run.events import Finished, Started, StopRequested
-from overt.run.resume import has_to_resume
+from overt.run.resume import has_to_resume, named_checkpoint
 from overt.run.session import Held, Run, lets_go_on_failure
 
 
@@ -309,12 +309,12 @@ class Trainer:
         self.loader.seek(self.state.position)
 
     def resume(self) -> str:
-        """Resume from the checkpoint that `checkpoint.resume` names; return where that is."""
+        """Resume from where `checkpoint.resume` says; return where that is."""
         if self.wrapping.ddp is not None and self.world.world_size > 2:
             step = self.loader.first_step()
             counts = global_counts(self.recipe, step, self.device)
             settle_buckets(partial(self.add_gradients, step.micro_batches, counts), self.parameters)
-        named = None if self.config.checkpoint.resume == "auto" else self.config.checkpoint.resume
+        named = self.state.resumed_from = named_checkpoint(self.config, self.run.console.say)
         if is_training_file(named):
             return continue_run(named, self.parts, self.state, self.config.checkpoint)
         stored = (self.model, self.optimizer, self.scaler)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from overt.checkpoint import storage
+from overt.checkpoint import plain_values, storage
 from overt.config import Config, defaults_of, differences
 from overt.distributed import broadcast_object, is_main_process
 from overt.errors import CheckpointError, ConfigError
@@ -68,6 +71,53 @@ def has_to_resume(config: Config) -> bool:
     return config.checkpoint.resume != "never" and (
         bool(names) or config.checkpoint.resume != "auto"
     )
+
+
+def named_checkpoint(config: Config, say: Callable[[str], None]) -> str | None:
+    """Return the path to resume from; None stands for the newest checkpoint of the run itself.
+
+    A run that has been resumed from the path before continues: the same command, started again
+    after a preemption, must not go back. Every rank must call this.
+    """
+    if config.checkpoint.resume == "auto":
+        return None
+    named = os.path.abspath(config.checkpoint.resume)
+    newest: Path | None = None
+    problem: OSError | None = None
+    if is_main_process():
+        try:
+            newest = _newest_resumed_from(named, RunPaths(config.run_dir).checkpoints)
+        except OSError as error:  # raised on every rank, or the others would wait forever
+            problem = error
+    newest, problem = broadcast_object((newest, problem))
+    if problem is not None:
+        raise CheckpointError(f"{config.run_dir}: the newest checkpoint is unreadable: {problem}")
+    if newest is None:
+        return named
+    say(
+        f"the run was resumed from {config.checkpoint.resume} before: it continues from its newest "
+        f"checkpoint, {newest.name}. To go back again, choose another exp_name, or remove the "
+        "checkpoints saved since"
+    )
+    return None
+
+
+def _newest_resumed_from(named: str, folder: Path) -> Path | None:
+    """Return the newest good checkpoint of a folder, if its run was last resumed from `named`."""
+    stored, _ = storage.scan(folder)
+    if all(_resumed_from(checkpoint.path) != named for checkpoint in stored):
+        return None
+    newest = storage.newest_good(folder)
+    return None if newest is None or _resumed_from(newest) != named else newest
+
+
+def _resumed_from(checkpoint: Path) -> str | None:
+    try:
+        state = plain_values.decode((checkpoint / "state.json").read_bytes())["state"]
+        origin: str | None = state.get("resumed_from")
+    except (CheckpointError, OSError, LookupError, TypeError, AttributeError):  # it is damaged
+        return None
+    return origin
 
 
 def _lost_checkpoint(paths: RunPaths) -> str | None:

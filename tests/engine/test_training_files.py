@@ -65,8 +65,8 @@ def test_a_run_continues_with_moments_schedule_and_step(
     trainer.train()
     assert trainer.state.step == 3
     # From here on the run's own checkpoint is the one to resume.
-    again = small.trainer(work, *words[1:])
-    assert again.state.step == 3
+    for again in (words, words[1:]):  # the same command does not go back
+        assert small.trainer(work, *again).state.step == 3
 
 
 def test_other_files_are_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -156,6 +156,45 @@ def test_resume_from_a_named_checkpoint_goes_back_to_it(interrupted: Path, finis
     assert_same_end_but_for_names(interrupted, finished)
 
 
+def resume_and_stop(run: Path, path: Path, steps: int) -> tuple[int, int]:
+    """Start with checkpoint.resume=PATH, make steps and save; the first and the last step."""
+    trainer = resume(run, f"checkpoint.resume={path}")
+    first = trainer.state.step
+    for _ in range(steps):
+        trainer.train_step()
+    trainer.save()
+    trainer.close()
+    return first, trainer.state.step
+
+
+def test_the_same_command_does_not_go_back_to_a_named_checkpoint_again(
+    interrupted: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So a preempted run gets on, however often it is restarted."""
+    checkpoints = interrupted / "checkpoints"
+    path, other = checkpoints / "step_00000003", checkpoints / "step_00000009"
+    assert resume_and_stop(interrupted, path, 2) == (3, 5)
+    assert "was resumed from" not in capsys.readouterr().out
+    assert resume_and_stop(interrupted, path, 2) == (5, 7)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"was resumed from {path} before: it continues from its newest checkpoint" in said
+    assert "step_00000005. To go back again, choose another exp_name" in said
+    shutil.rmtree(path)  # retention may delete it
+    assert resume_and_stop(interrupted, path, 1) == (7, 8)
+    assert resume_and_stop(interrupted, other, 1) == (9, 10)  # another path is gone back to
+    trainer = resume(interrupted, f"checkpoint.resume={other}")
+    assert trainer.state.step == 10
+    trainer.train()
+    assert same_bits(weights(interrupted, 12), weights(finished, 12))
+
+
+def test_what_is_left_of_another_history_is_no_place_to_continue(interrupted: Path) -> None:
+    path = interrupted / "checkpoints/step_00000003"
+    assert resume_and_stop(interrupted, path, 2) == (3, 5)
+    (interrupted / "checkpoints/step_00000005/model.safetensors").write_bytes(b"damaged")
+    assert resume_and_stop(interrupted, path, 1) == (3, 4)  # not 9, which came before
+
+
 def assert_same_end_but_for_names(run: Path, whole: Path) -> None:
     newest = (run / "checkpoints/latest").resolve().name
     assert newest.startswith("step_00000012")
