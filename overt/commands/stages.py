@@ -51,10 +51,11 @@ class Progress:
 
     step: int
     total: int | None  # None: not started
+    has_finished: bool = False  # before its last step, by patience or its recipe
 
     @property
     def is_done(self) -> bool:
-        return self.total is not None and self.step >= self.total
+        return self.has_finished or (self.total is not None and self.step >= self.total)
 
     def __str__(self) -> str:
         if self.total is None:
@@ -161,9 +162,10 @@ def check_needs(stage: Stage, stages: Sequence[Stage]) -> None:
 
 
 def progress_of(stage: Stage, config: Config) -> Progress:
-    """How far a stage is, from its run folder alone; refused where that is of another run."""
+    """Return how far a stage is, by its run folder alone; refused where that is of another run."""
     from overt.checkpoint import plain_values, storage
-    from overt.run.resume import FREE_TO_CHANGE
+    from overt.engine.patience import Patience
+    from overt.run.resume import FREE_TO_CHANGE, is_longer
 
     stored, _ = storage.scan(stage.run_dir / "checkpoints")
     if not stored:
@@ -176,11 +178,17 @@ def progress_of(stage: Stage, config: Config) -> Progress:
         batch, samples = int(state["global_batch_size"]), int(state["samples"])
         epoch = samples // batch if training.drop_last else -(-samples // batch)
         total = (training.num_epochs or 0) * max(epoch, 1)
-    changes = differences((newest / "config.yaml").read_text(), config.text, FREE_TO_CHANGE)
-    if changes and int(state["step"]) >= total:
+    patience = Patience(training.patience, config.checkpoint)
+    patience.load_state_dict(state.get("patience"))
+    stored_text = (newest / "config.yaml").read_text()
+    continues = patience.continues() or is_longer(stored_text, config.text)
+    has_finished = state.get("finished") is not None and not continues
+    progress = Progress(int(state["step"]), total, has_finished)
+    changes = differences(stored_text, config.text, FREE_TO_CHANGE)
+    if changes and progress.is_done:
         lines = "\n  ".join(f"{key}: {before} -> {after}" for key, before, after in changes)
         raise ConfigError(
             f"stage {stage.name} is done in {stage.run_dir}, but with other settings:\n  {lines}\n"
             "Choose another output_dir, or remove that folder"
         )
-    return Progress(int(state["step"]), total)
+    return progress

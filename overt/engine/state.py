@@ -16,7 +16,7 @@ from overt.config.schema import CheckpointSection
 from overt.engine.build import Parts
 from overt.engine.order import START, Position
 from overt.errors import CheckpointError
-from overt.run.resume import refuse_other_run
+from overt.run.resume import is_longer, refuse_other_run
 
 RECIPE = "recipe/"  # prefix of the recipe's own tensors in a checkpoint
 
@@ -128,6 +128,8 @@ def checking_resumed(
     try:
         refuse_other_run(config, saved, parts.loader.length, parts.plan.global_batch_size)
         yield
+        if is_longer(saved["config_yaml"], config.text):
+            state.finished = None  # it ended early, and has been given more steps since
         refuse_step_beyond(state.step, parts.total_steps, config.checkpoint)
     except CheckpointError as error:
         raise CheckpointError(f"{path} cannot be resumed from: {error}") from error

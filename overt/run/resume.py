@@ -130,6 +130,14 @@ def _lost_checkpoint(paths: RunPaths) -> str | None:
     return str(saved[-1].get("name")) if saved else None
 
 
+def is_longer(before: str, after: str) -> bool:
+    """Return whether the second of two configurations gives a run more steps or epochs."""
+    return any(
+        key in ("training.num_steps", "training.num_epochs") and old and new and new > old
+        for key, old, new in differences(before, after, ())
+    )
+
+
 def refuse_other_run(
     config: Config, saved: dict[str, Any], samples: int, global_batch_size: int
 ) -> None:

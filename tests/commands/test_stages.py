@@ -104,6 +104,33 @@ def test_a_finished_stage_with_other_settings_is_not_taken_for_done(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("_here")
+def test_a_stage_that_patience_ended_is_done_until_it_gets_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def chain(*changes: str) -> list[str]:
+        settings = ["training.num_steps=6", "training.evaluate_every_steps=1"]
+        # The error falls from step to step, so the highest is the first.
+        settings += ["checkpoint.mode=max", "checkpoint.every_steps=1", "training.patience=1"]
+        assert main([str(write_chain(tmp_path, overrides=settings)), *changes]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return [line for line in lines if line.startswith(("[1/2]", "[2/2]"))]
+
+    def last_step() -> int:
+        return max(row["step"] for row in read_rows(tmp_path / "runs" / "first"))
+
+    assert chain() == ["[1/2] first: not started", "[2/2] second: not started"]
+    assert last_step() == 2
+    assert chain() == ["[1/2] first: done", "[2/2] second: done"]
+    more = "training.patience=2"
+    assert chain(more) == ["[1/2] first: at step 2 of 6", "[2/2] second: at step 2 of 6"]
+    assert last_step() == 3
+    longer = (more, "training.num_steps=7", "checkpoint.accept_changes=[training.num_steps]")
+    assert chain(*longer) == ["[1/2] first: at step 3 of 7", "[2/2] second: at step 3 of 7"]
+    assert last_step() == 4
+    assert chain(*longer) == ["[1/2] first: done", "[2/2] second: done"]
+
+
+@pytest.mark.usefixtures("_here")
 def test_without_a_best_checkpoint_the_next_stage_is_refused(tmp_path: Path) -> None:
     path = write_chain(tmp_path, overrides=["training.num_steps=3", "checkpoint.metric_name=null"])
     with pytest.raises(CheckpointError, match=r"best, which is not there.*`first latest`"):
