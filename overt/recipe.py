@@ -36,6 +36,7 @@ class StepOutput:
     `losses` are the weighted terms, each the sum over this micro-batch divided by a count of the
     whole global batch. So the terms of all micro-batches and ranks add up to the loss of the one
     large batch, and so do their gradients. `metrics` add up in the same way and carry no gradient.
+    Every micro-batch returns the same names, with 0 where nothing counts.
     `carry` holds tensors for `after_step`, (samples, ...) each: the only way to hand anything on.
 
     Examples:

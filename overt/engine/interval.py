@@ -13,11 +13,12 @@ from overt.checkpoint.plain_values import is_number
 from overt.distributed import (
     World,
     all_reduce_sum,
+    gather_objects,
     get_rank,
     get_world_size,
     is_main_process,
 )
-from overt.errors import CheckpointError
+from overt.errors import CheckpointError, ConfigError
 from overt.ops.float64 import sum_dtype
 from overt.recipe import StepOutput
 
@@ -35,6 +36,17 @@ class Totals(NamedTuple):
         return {name: value / (self.steps or math.nan) for name, value in self.sums.items()}
 
 
+def _differing(expected: Sequence[str], names: Sequence[str], where: str = "") -> str:
+    """Explain losses and metrics that are not those of other micro-batches, steps or ranks."""
+    different = [name for name in (*expected, *names) if (name in expected) != (name in names)]
+    return (
+        f"StepOutput holds {', '.join(names)}{where}, but {', '.join(expected)} before or "
+        "elsewhere: losses and metrics are summed over micro-batches, steps and ranks. Return "
+        f"{', '.join(different) or 'them'} always, "
+        f"{'with 0 where nothing counts' if different else 'in the same order'}"
+    )
+
+
 class Interval:
     """Sums of the steps since the last log line: kept on the device, added up and read only there.
 
@@ -50,29 +62,31 @@ class Interval:
         self.sums: list[float] = []
         self.losses: list[float] = []  # this rank's part, step by step
         self.steps = 0.0
-        self.restored = False  # from a checkpoint, and no step made since
+        self.has_steps = False  # made by this session: what they return is settled
+        self.is_compared = False  # with the names of other ranks
 
     def add(self, outputs: list[StepOutput], applied: Tensor, grad_norm: Tensor) -> None:
         """Add this rank's part of one step; a skipped step does not count."""
-        names = ["loss", *outputs[0].losses, *outputs[0].metrics, "grad_norm"]
-        if names != self.names:
-            if self.names and not self.restored:
-                raise ValueError(f"the step's numbers are {names}, before they were {self.names}")
+        terms = [{**output.losses, **output.metrics} for output in outputs]
+        names = ["loss", *terms[0], "grad_norm"]
+        if not self.has_steps and names != self.names:
             # Sums of a version with other metrics cannot be continued.
             self.names = names
             self.reset()
-        self.restored = False
+        self.has_steps = True
         row = [applied, grad_norm]
-        for output in outputs:
+        for output, values in zip(outputs, terms, strict=True):
+            if values.keys() != set(self.names[1:-1]):
+                raise ConfigError(_differing(self.names[1:-1], list(values)))
             row += [output.total.detach()]
-            row += [term.detach() for term in output.losses.values()]
-            row += [value.detach() for value in output.metrics.values()]
+            row += [values[name].detach() for name in self.names[1:-1]]
         self.rows.append(row)
         if len(self.rows) >= self.LONGEST:
             self._settle()
 
     def totals(self, timings: Sequence[float] = ()) -> Totals:
         """Return the totals over all ranks, in one reduction. Every rank must call this."""
+        self._compare_ranks()
         self._settle()
         rank, world_size, width = get_rank(), get_world_size(), len(timings)
         # Each rank fills separate slots with its timings: the sum then holds them all.
@@ -100,11 +114,21 @@ class Interval:
         self.sums = list(sums.values()) if world.is_main else [0.0] * len(sums)
         self.losses = list(losses) if world.is_main else [0.0] * len(losses)
         self.steps = state["steps"]
-        self.restored = True
+        self.has_steps = False
 
     def reset(self) -> None:
         self.rows = []
         self.sums, self.losses, self.steps = [0.0] * len(self.names), [], 0.0
+
+    def _compare_ranks(self) -> None:
+        """Refuse ranks with other names, once: numbers are added by their position."""
+        if not self.has_steps or self.is_compared:
+            return
+        by_rank = gather_objects(self.names[1:-1])
+        for rank, names in enumerate(by_rank):
+            if names != by_rank[0]:
+                raise ConfigError(_differing(by_rank[0], names, f" on rank {rank}"))
+        self.is_compared = True
 
     def _settle(self) -> None:
         """Read what is still on the device, in one go, and add it up in the order of the steps."""

@@ -1,10 +1,14 @@
 """overt/engine/interval.py: sums of the steps between two log lines."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
-from overt.distributed import World
+from overt.distributed import World, get_rank, init_distributed
 from overt.engine.interval import Interval
+from overt.errors import ConfigError
 from overt.recipe import StepOutput
 
 CPU = torch.device("cpu")
@@ -62,13 +66,54 @@ def test_an_interval_of_a_version_that_measured_less_begins_anew() -> None:
     sums, steps, losses, _ = interval.totals()
     assert (steps, losses) == (1, [pytest.approx(sums["loss"])])
     assert sums["grad_norm"] == 0.5
-    with pytest.raises(ValueError, match="before they were"):
+    with pytest.raises(ConfigError, match="Return reg, s always, with 0 where nothing counts"):
         interval.add([StepOutput({"fit": torch.ones(())})], torch.ones(()), torch.ones(()))
 
 
-def test_an_interval_refuses_numbers_that_change_their_names() -> None:
+def with_more(metrics: dict[str, float]) -> StepOutput:
+    whole = output(1.0, 2.0)
+    return StepOutput(
+        whole.losses, whole.metrics | {k: torch.tensor(v) for k, v in metrics.items()}
+    )
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_metric_of_some_micro_batches_is_named(first: bool) -> None:
+    """Its value was taken for a loss of the next micro-batch."""
+    pair = [output(1.0, 2.0), with_more({"extra": 1000.0})]
+    one = torch.ones(())
+    with pytest.raises(ConfigError, match="Return extra always, with 0 where nothing counts"):
+        Interval(CPU).add(pair if first else pair[::-1], one, one)
     interval = Interval(CPU)
-    one = torch.tensor(1.0)
-    interval.add([output(1.0, 1.0)], one, one)
-    with pytest.raises(ValueError, match="before they were"):
-        interval.add([StepOutput({"other": one})], one, one)
+    interval.add(pair[:1], one, one)
+    with pytest.raises(ConfigError, match="Return extra always"):
+        interval.add(pair[1:], one, one)
+
+
+def test_numbers_are_added_by_their_names() -> None:
+    interval, one = Interval(CPU), torch.ones(())
+    turned = StepOutput({"reg": torch.tensor(1.0), "fit": torch.tensor(5.0)}, {"s": one})
+    interval.add([output(2.0, 5.0), turned], one, one)
+    assert interval.totals().sums == {
+        "loss": 9.0, "fit": 7.0, "reg": 2.0, "s": 6.0, "grad_norm": 1.0
+    }  # fmt: skip
+
+
+def totals_of_unlike_ranks() -> str | None:
+    init_distributed("cpu")
+    interval, one = Interval(CPU), torch.ones(())
+    interval.add([with_more({"extra": 1.0} if get_rank() else {})], one, one)
+    try:
+        interval.totals()
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def test_ranks_with_other_metrics_are_refused(run_processes: Callable[..., Any]) -> None:
+    """On every rank, with the reason, before a reduction of unlike sizes can crash."""
+    first, second = run_processes(totals_of_unlike_ranks, 2)
+    assert first is not None
+    assert first == second
+    assert "fit, reg, s, extra on rank 1" in first
+    assert "Return extra always, with 0 where nothing counts" in first
