@@ -51,7 +51,13 @@ class Patience:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "waited": self.waited, "ended": self.ended}
+        return {
+            "name": self.name,
+            "mode": self.mode,
+            "best": self.best,
+            "waited": self.waited,
+            "ended": self.ended,
+        }
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Undo `state_dict`; older checkpoints have none."""
@@ -59,5 +65,8 @@ class Patience:
             best, waited = state["best"], state["waited"]
             if not is_count(waited) or not (best is None or is_number(best)):
                 raise CheckpointError(f"state.json: patience={state!r} is not a score and a count")
-            self.best, self.waited = state["best"], state["waited"]
             self.ended = state.get("ended", False)
+            # Another score starts a new count; older states do not say which theirs was.
+            own = {"name": self.name, "mode": self.mode}
+            if all(state.get(key, value) == value for key, value in own.items()):
+                self.best, self.waited = best, waited

@@ -74,6 +74,23 @@ def test_the_count_comes_back_from_a_state() -> None:
     assert seen(old, 1.0) == [False]
 
 
+@pytest.mark.parametrize(("mode", "name"), [("min", "error"), ("max", "accuracy")])
+def test_another_score_starts_a_new_count(mode: str, name: str) -> None:
+    """The best of another score, or for the other direction, says nothing about this one."""
+    before, after = patience(2, "max", "error"), patience(2, mode, name)
+    seen(before, 0.1, 0.1, 0.1)
+    after.load_state_dict(before.state_dict())
+    assert (after.best, after.waited) == (None, 0)
+    assert after.continues()
+    assert [after.see({name: score}) is None for score in (0.5, 0.5, 0.5)] == [True, True, False]
+
+
+def test_a_state_that_does_not_name_its_score_goes_on() -> None:
+    counter = patience(2, "max")
+    counter.load_state_dict({"best": 3.0, "waited": 1, "ended": False})
+    assert seen(counter, 2.0) == [True]
+
+
 # --- a run ----------------------------------------------------------------------------------------
 
 
