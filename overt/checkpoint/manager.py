@@ -22,7 +22,7 @@ from overt.checkpoint import optimizer_state, plain_values, storage, writing
 from overt.checkpoint.background import BackgroundWriter
 from overt.checkpoint.finite import nonfinite_tensors
 from overt.checkpoint.legacy_names import write_legacy_names
-from overt.checkpoint.manifest import SHARDS, Stored, verify
+from overt.checkpoint.manifest import SHARDS, Stored, read_manifest, verify
 from overt.checkpoint.named_tensors import is_sharded, named_tensors, split_tied
 from overt.checkpoint.plain_values import HasState
 from overt.checkpoint.restoring import checked_folder, restore_folder
@@ -187,6 +187,7 @@ class CheckpointManager:
             "step": step,
             "epoch": epoch,
             "metric_name": self.metric_name,
+            "mode": self._retention.mode,
             "metric": metric,
             "is_best": best,
             "world_size": get_world_size(),
@@ -363,7 +364,9 @@ class CheckpointManager:
         """
         path = self._agree_on(checkpoint_path)
         restored = restore_folder(path, model, optimizer, scaler, ema)
-        if self.best_metric is None:  # the best one itself is gone, or lies in another folder
+        loaded = Stored(path, read_manifest(path))
+        same = loaded.is_measured_by(self.metric_name, self._retention.mode)
+        if self.best_metric is None and same:  # the best is gone, or lies in another folder
             self.best_metric = restored["best_metric"]
         self._resumed_from = path.resolve()
         return restored

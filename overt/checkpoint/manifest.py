@@ -50,6 +50,10 @@ class Stored:
         value = self.manifest.get("metric")
         return None if value is None else float(value)
 
+    def is_measured_by(self, metric_name: str | None, mode: str) -> bool:
+        """Tell whether it was ranked by this metric in this direction; older ones lack the mode."""
+        return self.metric_name == metric_name and self.manifest.get("mode", mode) == mode
+
     @property
     def is_best(self) -> bool:
         return bool(self.manifest.get("is_best"))

@@ -27,6 +27,7 @@ class Retention:
     ) -> None:
         self.directory = directory
         self.metric_name = metric_name
+        self.mode = mode
         self.sign = 1.0 if mode == "min" else -1.0
         self.keep_best_n = keep_best_n
         self.keep_last_n = keep_last_n
@@ -60,12 +61,17 @@ class Retention:
 
     def best(self) -> Stored | None:
         """Return the last one saved as best: it beat, or was declared to beat, all before it."""
-        flagged = (
-            checkpoint
-            for checkpoint in reversed(self.stored)
-            if checkpoint.is_best and checkpoint.metric_name == self.metric_name
-        )
-        return next(flagged, None)
+        best: Stored | None = None
+        for checkpoint in self.stored:
+            if checkpoint.is_measured_by(self.metric_name, self.mode):
+                wins = checkpoint.is_best
+            elif checkpoint.metric_name == self.metric_name and checkpoint.metric is not None:
+                # Saved when the other direction was the better one: only its value counts.
+                wins = self.is_better(checkpoint.metric, None if best is None else best.metric)
+            else:
+                wins = False
+            best = checkpoint if wins else best
+        return best
 
     def ranking(self) -> list[Stored]:
         """Return what was measured by the metric, best first."""

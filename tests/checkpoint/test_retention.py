@@ -93,6 +93,48 @@ def test_another_metric_starts_its_own_ranking(tmp_path):
     assert manager.get_best_checkpoint() is None
 
 
+def test_the_other_mode_ranks_by_value_again(tmp_path):
+    manager = CheckpointManager(tmp_path, keep_last_n=9)
+    save_values(manager, [3.0, 9.0, 8.0])
+    manager = CheckpointManager(tmp_path, keep_last_n=9, mode="max")
+    assert (manager.get_best_checkpoint().name, manager.best_metric) == ("epoch_0001", 9.0)
+    assert os.readlink(tmp_path / "best") == "epoch_0001"
+    manager.save_checkpoint(3, Net(), metrics={"val_loss": 8.5})
+    assert manager.get_best_checkpoint().name == "epoch_0001"
+    manager.save_checkpoint(4, Net(), metrics={"val_loss": 9.5})
+    assert manager.get_best_checkpoint().name == "epoch_0004"
+    manager = CheckpointManager(tmp_path, keep_last_n=9)
+    assert manager.get_best_checkpoint().name == "epoch_0000"
+
+
+@pytest.mark.parametrize("change", [{"mode": "max"}, {"metric_name": "AJ"}])
+def test_the_best_value_of_another_ranking_is_not_taken_over(tmp_path, change):
+    """Where no best checkpoint is kept, only the value is known, and it is not comparable."""
+    manager = CheckpointManager(tmp_path, keep_best_n=0, keep_last_n=1)
+    manager.save_checkpoint(0, Net(), metrics={"val_loss": 1.0})
+    manager.save_checkpoint(1, Net(), is_best=False)
+    manager = CheckpointManager(tmp_path, keep_best_n=0, keep_last_n=1, **change)
+    manager.load_checkpoint(None, Net())
+    assert manager.best_metric is None
+
+
+def test_manifests_that_do_not_tell_the_mode_are_read_as_before(tmp_path, monkeypatch):
+    real = writing.write_folder
+
+    def write_old(directory, name, files, facts, *others):
+        return real(directory, name, files, without_mode(facts), *others)
+
+    monkeypatch.setattr(writing, "write_folder", write_old)
+    save_values(CheckpointManager(tmp_path, keep_last_n=9), [3.0, 1.0, 2.0])
+    manager = CheckpointManager(tmp_path, keep_last_n=9)
+    assert (manager.get_best_checkpoint().name, manager.best_metric) == ("epoch_0001", 1.0)
+
+
+def without_mode(facts):
+    assert "mode" in facts
+    return {key: value for key, value in facts.items() if key != "mode"}
+
+
 def test_pinned_checkpoints_stay(tmp_path):
     manager = CheckpointManager(tmp_path, keep_best_n=0, keep_last_n=1)
     storage.pin(manager.save_checkpoint(0, Net()), "another run starts from it")
