@@ -43,6 +43,10 @@ class Cadence:
         """Return the sets to score now; `is_due` tells whether that many steps are."""
         return [name for name, every_steps in self.every.items() if is_due(every_steps)]
 
+    def others(self, sets: Collection[str] | None) -> list[str]:
+        """Return the sets that are not among these; None stands for all."""
+        return [name for name in self.every if sets is not None and name not in sets]
+
     def set_of(self, score: str) -> str:
         """Return the set that a score belongs to."""
         name = score.partition("/")[0]

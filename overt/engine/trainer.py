@@ -142,8 +142,7 @@ class Trainer:
         if self.average is not None:
             update_ema(self.average, self.model, self.parts.momentum(self.state.updates), applied)
         carry = carried(outputs, batch, self.plan, self.recipe.gathers_carry)
-        updates = self.state.updates
-        # Nothing below waits for the device.
+        updates = self.state.updates  # from here on nothing waits for the device
         self.progress.add_step(self.state.step + 1, batch, outputs, applied, grad_norm)
         self.guard.remember(self.state.step, batch, counts, applied, outputs)
         self.state.position, self.state.scores = self.loader.position, {}
@@ -254,17 +253,23 @@ class Trainer:
         self.trainable.check()
         self.settle()
         self.check_weights(self.state.step)
+        scores = self.score(sets)
+        reason = self.recipe.finished(scores) or self.patience.see(scores)
+        if ends := reason is not None and 0 < self.state.step < self.total_steps:
+            self.state.finished = reason  # now sets are due that wait for the last step
+            scores |= self.score(self.cadence.others(sets))
+        self.state.record_scores(scores)
+        self.run.write_scores(scores, self.state.step)
+        if ends:
+            self.run.record(Finished(self.state.step, str(reason)))
+        return scores
+
+    def score(self, sets: list[str] | None) -> dict[str, float]:
+        """Return the scores alone; pictures are logged."""
         weights = self.wrapping.bare(self.model if self.average is None else self.average)
         log = partial(self.run.logger.log_sample, step=self.state.step)
         with self.progress.pause(partial(self.preemption.leave_evaluation, self.stop_if_asked)):
-            scores = score(self.recipe, weights, self.world, self.autocast(), log, sets)
-        self.state.record_scores(scores)
-        self.run.write_scores(scores, self.state.step)
-        reason = self.recipe.finished(scores) or self.patience.see(scores)
-        if reason is not None and 0 < self.state.step < self.total_steps:
-            self.state.finished = reason
-            self.run.record(Finished(self.state.step, reason))
-        return scores
+            return score(self.recipe, weights, self.world, self.autocast(), log, sets)
 
     def save(self) -> None:
         """Save everything that a bitwise resume needs. Every rank takes part."""

@@ -147,6 +147,15 @@ def test_each_set_has_its_cadence_and_any_score_ranks(
     assert texts == ["sample_00000002.txt", "sample_00000004.txt"]  # with the recipe's own scores
 
 
+def test_a_run_that_patience_ends_scores_every_set_at_its_end(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, *WORDS, "training.patience=2", recipe=Sets)
+    last = trainer.train()  # the first score never improves
+    assert (trainer.state.step, trainer.state.finished is None) == (3, False)
+    assert last == {"error": 1.0, "hard/error": 2.0, "far/error": 3.0, "far/rate": 0.5}
+    rows = [row for row in read_rows(trainer.config.run_dir) if "evaluation/far/rate" in row]
+    assert [row["step"] for row in rows] == [3]
+
+
 def test_sets_without_a_cadence_follow_the_recipe(tmp_path: Path) -> None:
     config = toy_config(tmp_path, "training.evaluate_every_steps=5")
     cadence = Cadence(Sets(config.settings), config.training)
