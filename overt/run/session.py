@@ -33,6 +33,7 @@ from overt.run.folder import RunPaths
 from overt.run.lock import RunLock
 from overt.run.log import MetricsLogger
 from overt.run.messages import Introduction, score_table
+from overt.run.reader import number_of, read_rows
 from overt.run.trackers import TrackerMaker, append_line, replace_file
 from overt.run.warning_file import WarningFile
 
@@ -64,7 +65,7 @@ class Run:
         self.paths = RunPaths(config.run_dir)
         self.console = Console(enabled=world.is_main and not silent)
         self.logger = MetricsLogger(config.exp_name, config.run_dir, inactive=True)
-        self._best: tuple[float, int] | None = None  # of the ranking metric, and its step
+        self._best: float | None = None  # of the ranking metric
         # Warnings do not break the progress lines, and every rank writes its own file.
         warnings = WarningFile(self.paths.warnings_of(world.rank))
         self._handlers = [] if silent else [self.console.handler(), warnings]
@@ -102,6 +103,8 @@ class Run:
             resume_step=resume_step,
             trackers=[make_tracker(entry) for entry in config.logging.trackers],
         )
+        if resume_step is not None and self.world.is_main:
+            self._read_best()
         return self.logger
 
     def _write_description(self) -> None:
@@ -114,6 +117,20 @@ class Run:
             line = f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {shlex.join(sys.argv)}\n"
             with self.paths.command.open("a", encoding="utf-8", errors="replace") as file:
                 file.write(line)
+
+    def _read_best(self) -> None:
+        """Find the best score of earlier sessions; steps that come again are no longer logged."""
+        name = f"evaluation/{self.config.checkpoint.metric_name}"
+        with suppress(OSError):  # it is shown and decides nothing
+            for row in read_rows(self.paths.metrics):
+                self._see_score(number_of(row.get(name)))
+
+    def _see_score(self, value: float | None) -> None:
+        if value is None or math.isnan(value):
+            return
+        sign = 1 if self.config.checkpoint.mode == "max" else -1
+        if self._best is None or sign * value > sign * self._best:
+            self._best = value
 
     def introduce(self, make: Callable[[], Introduction]) -> None:
         """Print what is about to happen."""
@@ -168,11 +185,9 @@ class Run:
         self.logger.log_metrics(scores, step, prefix="evaluation")
         checkpoint = self.config.checkpoint
         value = scores.get(checkpoint.metric_name or "", math.nan)
+        self._see_score(value)
         if not math.isnan(value):
-            sign = 1 if checkpoint.mode == "max" else -1
-            if self._best is None or sign * value > sign * self._best[0]:
-                self._best = (value, step)
-            text = f"{checkpoint.metric_name} {value:.4g} (best {self._best[0]:.4g})"
+            text = f"{checkpoint.metric_name} {value:.4g} (best {self._best:.4g})"
             self.console.keep_score(text)
         warn_of_unknown(self.config, scores)
         self.console.say(score_table(step, scores, checkpoint.metric_name))
@@ -202,14 +217,25 @@ class Run:
 
     def _write_samples(self, event: SkippedStep) -> None:
         path = self.paths.skipped_by(self.world.rank)
-        path.parent.mkdir(parents=True, exist_ok=True)
         row = {
             "step": event.step,
             "loss": repr(event.own_loss),
             "first_nonfinite_module": event.module,
             "samples": [{"epoch": epoch, "index": index} for epoch, index in event.samples],
         }
-        append_line(path, row)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            append_line(path, row)
+        except OSError as error:  # a log that cannot be written stops no training
+            logger.warning(
+                "the %d samples of the skipped step %d could not be written to %s (%s); epoch and "
+                "index of the first ones: %s",
+                len(event.samples),
+                event.step,
+                path,
+                error,
+                event.samples[:10],
+            )
 
 
 def lets_go_on_failure(build: Callable[Concatenate[Any, P], None]) -> Callable[..., None]:

@@ -1,5 +1,6 @@
 """overt/run/session.py: what the engine hands over is worded once and ends in the right file."""
 
+import errno
 import json
 import logging
 import math
@@ -15,6 +16,7 @@ from toy_runs import read_events, read_rows, toy_config
 from overt.distributed import World
 from overt.errors import ConfigError
 from overt.health.pace import Rates
+from overt.run import session
 from overt.run.events import Finished, LossSpike, SkippedStep, SlowRank, StopRequested
 from overt.run.mlflow_tracker import MLflow
 from overt.run.session import LogLine, Run, make_tracker, ranks_checkpoints
@@ -119,6 +121,24 @@ def test_samples_of_a_skipped_step_are_written_by_every_rank(world: World, tmp_p
     assert row["first_nonfinite_module"] == "last (Linear, forward)"
 
 
+def test_samples_that_cannot_be_written_stop_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the other logs: a full disk and a step with NaN are no reason to die."""
+
+    def full_disk(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = Run(toy_config(tmp_path), OTHER)
+    monkeypatch.setattr(session, "append_line", full_disk)
+    run.record(SKIPPED)
+    run.close(0)
+    (message,) = caplog.messages
+    assert "the 2 samples of the skipped step 3 could not be written" in message
+    assert "No space left on device" in message
+    assert "[(0, 7), (0, 2)]" in message
+
+
 def test_all_spikes_are_written_and_the_highest_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +188,24 @@ def test_scores_are_logged_under_evaluation_and_printed(
             "step": 6, "time": 0, "evaluation/error": 0.25, "evaluation/accuracy": 0.5,
         }  # fmt: skip
         assert capsys.readouterr().out == "step 6: error 0.25, accuracy 0.5\n"
+
+
+@pytest.mark.parametrize(("mode", "best"), [("max", "0.9"), ("min", "0.4")])
+def test_the_best_score_is_that_of_all_sessions(
+    mode: str, best: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for steps that come again; a score that is NaN is never the best."""
+    words = ("checkpoint.metric_name=accuracy", f"checkpoint.mode={mode}")
+    with opened(tmp_path, *words) as run:
+        for step, value in enumerate((0.9, math.nan, 0.4, 0.1, 2.0), start=1):
+            run.write_scores({"accuracy": value}, step)
+    shown: list[str] = []
+    run = Run(toy_config(tmp_path, *words), MAIN)
+    monkeypatch.setattr(run.console, "keep_score", shown.append)
+    run.open(3, None)
+    run.write_scores({"accuracy": 0.5}, 4)
+    run.close(0)
+    assert shown == [f"accuracy 0.5 (best {best})"]
 
 
 def test_other_ranks_write_nothing_of_this(
