@@ -130,6 +130,8 @@ def checking_resumed(
         yield
         if is_longer(saved["config_yaml"], config.text):
             state.finished = None  # it ended early, and has been given more steps since
+        if config.run_dir.resolve() not in path.resolve().parents:
+            state.wandb_run_id = None  # of the other run, which this one only starts from
         refuse_step_beyond(state.step, parts.total_steps, config.checkpoint)
     except CheckpointError as error:
         raise CheckpointError(f"{path} cannot be resumed from: {error}") from error

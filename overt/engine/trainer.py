@@ -327,8 +327,6 @@ class Trainer:
         with checking_resumed(saved, self.config, self.parts, self.state):
             self.load_state_dict(saved["state"])
             self.recipe.load_state_dict(join_recipe_state(saved["tensors"], saved["state"]))
-        if self.run.paths.root.resolve() not in saved["path"].resolve().parents:
-            self.state.wandb_run_id = None  # of the other run, which this one only starts from
         self.state.saved_step, self.state.scores = self.state.step, saved["metrics"]
         # Last of all, so that nothing draws from them before the first step.
         if not random_state.restore_own(saved["tensors"], self.world.rank):  # more ranks than then
