@@ -322,12 +322,8 @@ def test_cotracker3_follows_frames_as_they_arrive(
     assert track(folder, str(folder / "shapes.npy"), *words, recipe="cotracker3_online_tiny") == 2
 
 
-def test_a_stream_that_breaks_off_leaves_its_tracks(
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def unplug(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a camera show four frames and break off."""
     video = np.load(folder / "shapes.npy")
 
     def unplugged(_: Any) -> Any:
@@ -335,6 +331,15 @@ def test_a_stream_that_breaks_off_leaves_its_tracks(
         raise DataError("camera 0: unplugged")
 
     monkeypatch.setattr("overt.data.tracking.video_stream.stream_frames", unplugged)
+
+
+def test_a_stream_that_breaks_off_leaves_its_tracks(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    unplug(folder, monkeypatch)
     words = ["7", "--online", "--grid", "2", "--output", str(tmp_path), "--format", "gif"]
     assert track(folder, *words, recipe="cotracker3_online_tiny") == 1
     assert "DataError: camera 0: unplugged" in capsys.readouterr().err
@@ -385,13 +390,7 @@ def test_a_broken_stream_is_reported_beside_queries_that_it_never_reached(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    video = np.load(folder / "shapes.npy")
-
-    def unplugged(_: Any) -> Any:
-        yield from video.transpose(0, 3, 1, 2)[:4]
-        raise DataError("camera 0: unplugged")
-
-    monkeypatch.setattr("overt.data.tracking.video_stream.stream_frames", unplugged)
+    unplug(folder, monkeypatch)
     for content, kept in (("9,40,5\n0,10,20", 1), ("9,40,5", 0)):
         output = tmp_path / str(kept)
         queries = queries_file(tmp_path / "queries.csv", content)
