@@ -67,8 +67,22 @@ def read_nrrd(path: Path) -> Volume:
 
 def names_space(path: Path) -> bool:
     """Return whether the header says which patient directions the axes have."""
+    return "space" in _header(path)
+
+
+def names_axes(path: Path) -> bool:
+    """Return whether the header gives the size of a voxel; its directions come with it."""
+    return not {"space directions", "spacings"}.isdisjoint(_header(path))
+
+
+def read_affine(path: Path) -> Matrix:
+    """Return the affine of a volume without reading its values."""
+    return _affine(_header(path), path)
+
+
+def _header(path: Path) -> dict[str, str]:
     with path.open("rb") as file:
-        return "space" in _split(file.read(_LONGEST_HEADER), path)[0]
+        return _split(file.read(_LONGEST_HEADER), path)[0]
 
 
 def _split(content: bytes, path: Path) -> tuple[dict[str, str], bytes]:

@@ -25,7 +25,7 @@ from overt.data.skulls.lists import (
     names_in_list,
     other_layout,
 )
-from overt.data.skulls.nrrd import read_nrrd
+from overt.data.skulls.nrrd import names_axes, read_affine, read_nrrd
 from overt.data.skulls.surfaces import sample_surface, surface_triangles
 from overt.data.skulls.volumes import (
     SKULLFIX_SPACING,
@@ -151,11 +151,12 @@ def _check_same_grid(volume: Volume, path: Path, expected: _Grid, other: Path) -
             f"{path}: a volume of shape {grid.shape}, but {other} has {expected.shape}; all "
             "volumes of a skull have one shape"
         )
-    if any(np.array_equal(axes, np.eye(3)) for axes in (grid.axes, expected.axes)):
-        return  # what a header without axes is read as
     voxel = np.linalg.norm(expected.axes, axis=0)
     # NaN is not within the tolerance either.
-    if not (np.abs(grid.axes - expected.axes) <= AXES_TOLERANCE * voxel).all():
+    differ = not (np.abs(grid.axes - expected.axes) <= AXES_TOLERANCE * voxel).all()
+    # Without axes in a header nothing can be compared. An identity is no sign of that: voxels of
+    # 1 mm have one, too.
+    if differ and names_axes(path) and names_axes(other):
         raise DataError(
             f"{path}: axes {_axes_text(grid.axes)}, but {other} has {_axes_text(expected.axes)} "
             "(mm per voxel in LPS); all volumes of a skull have the same directions and spacing. "
@@ -266,13 +267,19 @@ def load_case(item: SkullItem, dataset: str) -> CaseVolumes:
     paths = [item.volume(part) for part in ("skull", "implant")]
     skull, implant = map(read_nrrd, paths)
     _check_same_grid(implant, paths[1], _grid_of(skull), paths[0])
-    to_indices: Callable[[Points], Points] = cloud_frame(skull).to_indices
-    cloud_spacing = skull.spacing
+    complete = paths[0].parents[1 if dataset == "skullfix" else 2] / "complete_skull"
+    complete /= paths[0].name
+    to_indices: Callable[[Points], Points]
     if dataset == "skullfix":
-        complete = paths[0].parents[1] / "complete_skull" / paths[0].name
         frame, grid = _complete_frame(complete, _last_change(complete))
         _check_same_grid(skull, paths[0], grid, complete)
         to_indices, cloud_spacing = frame.to_indices, (SKULLFIX_SPACING,) * 3
+    else:
+        # Clouds were made in the coordinates of the complete skull. Only one of the two headers may
+        # have axes, and scoring does not need the complete skull itself.
+        affine = read_affine(complete) if complete.is_file() else skull.affine
+        to_indices = cloud_frame(Volume(skull.values, affine)).to_indices
+        cloud_spacing = skull.spacing
     return CaseVolumes(skull.mask, implant.mask, skull.spacing, to_indices, cloud_spacing)
 
 

@@ -259,11 +259,52 @@ def test_a_full_volume_has_no_surface(tmp_path: Path) -> None:
         )
 
 
-def test_a_header_without_axes_is_not_compared() -> None:
-    values = np.ones((2, 2, 2), np.uint8)
-    unknown = Volume(values, np.eye(4))
-    known = Volume(values, np.diag([0.4, 0.4, 0.4, 1.0]))
-    for first, second in ((unknown, known), (known, unknown)):
-        preparing._check_same_grid(
-            first, Path("a.nrrd"), preparing._grid_of(second), Path("b.nrrd")
-        )
+def without_axes(path: Path) -> None:
+    """Write a volume again, with a header that gives no size of its voxels."""
+    values = read_nrrd(path).values.astype(np.uint8)
+    sizes = " ".join(map(str, values.shape))
+    header = f"NRRD0004\ntype: uint8\ndimension: 3\nsizes: {sizes}\nencoding: raw\n\n"
+    path.write_bytes(header.encode() + values.tobytes(order="F"))
+
+
+@pytest.mark.parametrize("part", ["complete_skull", "implant/bilateral"])
+def test_a_header_without_axes_is_not_compared(part: str, tmp_path: Path) -> None:
+    write_volumes(tmp_path, "skullbreak", ["000"])
+    without_axes(tmp_path / part / "000.nrrd")
+    assert preparing.prepare(tmp_path, "skullbreak", POINTS).problems == []
+    preparing.load_case(SkullList(tmp_path / "train.csv", "skullbreak").items[0], "skullbreak")
+
+
+def test_voxels_of_one_millimeter_are_compared(tmp_path: Path) -> None:
+    write_volumes(tmp_path, "skullbreak", ["000"])
+    for path in tmp_path.rglob("*.nrrd"):
+        write_nrrd(path, Volume(read_nrrd(path).values, np.eye(4)))
+    path = tmp_path / "implant/bilateral/000.nrrd"
+    write_nrrd(path, Volume(read_nrrd(path).values, np.diag([-1.0, 1.0, 1.0, 1.0])))
+    (problem,) = preparing.prepare(tmp_path, "skullbreak", POINTS).problems
+    assert problem.startswith(f"{path}: axes (-1,0,0) (0,1,0) (0,0,1), but ")
+
+
+@pytest.mark.parametrize("part", ["complete_skull", "defective_skull/bilateral"])
+def test_cases_are_scored_in_the_coordinates_of_their_clouds(part: str, tmp_path: Path) -> None:
+    """Of flat voxels, of which one of two headers does not tell."""
+    write_volumes(tmp_path, "skullbreak", ["000"])
+    for path in tmp_path.rglob("*.nrrd"):
+        write_nrrd(path, Volume.of(read_nrrd(path).values, (0.5, 0.5, 1.0)))
+    without_axes(tmp_path / part / "000.nrrd")
+    assert preparing.prepare(tmp_path, "skullbreak", POINTS).problems == []
+    item = SkullList(tmp_path / "train.csv", "skullbreak").items[0]
+    case = preparing.load_case(item, "skullbreak")
+    indices = case.to_indices(np.load(item.implant))
+    # The implant is the layer of voxels 5, and clouds lie up to a voxel outside.
+    assert indices[:, 2].min() >= 4
+    assert indices[:, 2].max() <= 6
+
+
+def test_cases_without_a_complete_volume_are_scored(tmp_path: Path) -> None:
+    write_volumes(tmp_path, "skullbreak", ["000"])
+    preparing.prepare(tmp_path, "skullbreak", POINTS)
+    item = SkullList(tmp_path / "train.csv", "skullbreak").items[0]
+    (tmp_path / "complete_skull/000.nrrd").unlink()
+    case = preparing.load_case(item, "skullbreak")
+    np.testing.assert_array_equal(case.to_indices(np.ones((1, 3))), np.ones((1, 3)))
