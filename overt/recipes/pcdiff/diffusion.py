@@ -16,6 +16,7 @@ from torch import Tensor
 
 WARM = {"warm0.1": 0.1, "warm0.2": 0.2, "warm0.5": 0.5}
 SCHEDULES = ("linear", *WARM, "cosine")
+LITTLE_SIGNAL = 0.01  # of a step: fraction of the signal's variance that it leaves
 
 
 def make_betas(schedule: str, start: float, end: float, steps: int) -> NDArray[np.float64]:
@@ -57,9 +58,9 @@ class Arrays:
         return Arrays(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
-def make_arrays(betas: NDArray[np.float64]) -> Arrays:
-    """Return the coefficients of a sequence of variances."""
-    alphas = 1.0 - betas
+def make_arrays(betas: NDArray[np.float64], alphas: NDArray[np.float64] | None = None) -> Arrays:
+    """Return the coefficients of a sequence of variances; `alphas` is 1 - betas, unless given."""
+    alphas = 1.0 - betas if alphas is None else alphas
     beta, alpha, alpha_cumprod = (
         torch.from_numpy(values.astype(np.float32)) for values in (betas, alphas, alphas.cumprod())
     )
@@ -106,11 +107,16 @@ def respace(arrays: Arrays, steps: int, power: float = 1.0) -> Respaced:
     timesteps = np.minimum(timesteps, total - steps + order)
     cumulative = arrays.alphas_cumprod.numpy()
     betas = np.zeros(total, dtype=np.float32)
+    kept = np.ones(total)
     before = np.float32(1.0)
     for step in timesteps:
+        kept[step] = float(cumulative[step]) / float(before)
         betas[step] = np.float32(1.0) - cumulative[step] / before
         before = cumulative[step]
-    return Respaced(make_arrays(betas.astype(np.float64)), timesteps[::-1].tolist())
+    # Betas are rounded as in the published code. 1 - beta is not, where little is left: it would be
+    # far off, or 0, and samples non-finite (the cosine schedule with few steps).
+    alphas = np.where(kept < LITTLE_SIGNAL, kept, 1.0 - betas.astype(np.float64))
+    return Respaced(make_arrays(betas.astype(np.float64), alphas), timesteps[::-1].tolist())
 
 
 def at(values: Tensor, times: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from overt.data.rng import sample_rng
 from overt.data.skulls.lists import Cloud, draw_points, known_cloud
 from overt.data.skulls.prepare import load_case
+from overt.errors import DataError
 from overt.evaluation import Row
 from overt.metrics.implants import implant_scores
 from overt.metrics.point_clouds import cloud_scores
@@ -141,6 +142,7 @@ def volume_scores(
 
     `ceiling_dsc` and `ceiling_hd95` are the scores of the true points, an upper bound for samples.
     """
+    refuse_non_finite(implants)
     volumes = load_case(case.item, dataset)
     skull, truth, spacing, *_ = volumes
 
@@ -150,6 +152,17 @@ def volume_scores(
 
     ceiling = scores(case.implant[None])
     return scores(implants) | {f"ceiling_{key}": ceiling[key] for key in ("dsc", "hd95")}
+
+
+def refuse_non_finite(implants: Tensor) -> None:
+    """Raise an error for implants that no volume can be made of."""
+    count = int((~implants.isfinite().all(dim=-1)).sum())
+    if count:
+        raise DataError(
+            f"{count} of {implants[..., 0].numel()} sampled points are non-finite (NaN or Inf): "
+            "the weights are damaged, or training diverged; use an earlier checkpoint, "
+            "or more evaluation.steps"
+        )
 
 
 def held_out_losses(

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from overt.data.rng import sample_rng
 from overt.data.skulls.lists import Cloud, Points, draw_points, known_cloud
 from overt.distributed import World
-from overt.errors import DataError
 from overt.evaluation import NamedRow, Row, score_batches, summarize, with_names
 from overt.recipe import Recipe, StepOutput
 from overt.recipes.pcdiff.config import ConvolutionSettings, ModelSettings, Settings
@@ -37,7 +36,7 @@ from overt.recipes.pcdiff.diffusion import (
     posterior_divergence,
     squared_error,
 )
-from overt.recipes.pcdiff.evaluation import complete_skulls, score_batch
+from overt.recipes.pcdiff.evaluation import complete_skulls, refuse_non_finite, score_batch
 from overt.recipes.pcdiff.geometry import find_geometry
 from overt.recipes.pcdiff.layers import FeaturePropagation, PVConv, SetAbstraction
 from overt.recipes.pcdiff.sampling import base_arrays
@@ -217,16 +216,6 @@ class PCDiffRecipe(Recipe):
         implants = complete_skulls(cast(Denoiser, model), [Skull(cloud, skull, 0)], settings)
         refuse_non_finite(implants)
         return Completion(cloud, implants[0])
-
-
-def refuse_non_finite(implants: Tensor) -> None:
-    """Raise an error for implants that no volume can be made of."""
-    count = int((~implants.isfinite().all(dim=-1)).sum())
-    if count:
-        raise DataError(
-            f"{count} of {implants[..., 0].numel()} sampled points are non-finite (NaN or Inf): "
-            "the weights are damaged, or training diverged; use an earlier checkpoint"
-        )
 
 
 def levels(settings: ModelSettings) -> tuple[list[Down], list[Up]]:

@@ -95,6 +95,20 @@ def test_even_steps_are_those_of_the_published_code() -> None:
         assert diffusion.respace(arrays(), steps).timesteps == published[::-1].tolist()
 
 
+@pytest.mark.parametrize("steps", [2, 5, 20, 50])
+@pytest.mark.parametrize("power", [1.0, 5.0])
+def test_few_steps_of_the_cosine_schedule_keep_its_noise(steps: int, power: float) -> None:
+    known = diffusion.make_arrays(diffusion.make_betas("cosine", 1e-4, 0.02, 1000))
+    spaced = diffusion.respace(known, steps, power)
+    found = spaced.arrays.alphas_cumprod[spaced.timesteps]
+    expected = known.alphas_cumprod[spaced.timesteps]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+    times = torch.tensor([999])
+    ones = torch.ones(1, 3, 5)
+    x = diffusion.ddim_step(spaced.arrays, ones, times, ones, ones, eta=1.0)
+    assert x.isfinite().all()
+
+
 def test_too_little_room_for_neighbours_is_refused() -> None:
     refuse_overflow(1.0)
     with pytest.raises(ConfigError, match=r"1\.50 times as many neighbors as its pairs_per_center"):

@@ -9,7 +9,7 @@ import torch
 from small_recipes import SMALL_PCDIFF
 
 from overt.distributed import init_distributed
-from overt.errors import ConfigError
+from overt.errors import ConfigError, DataError
 from overt.recipes.pcdiff import evaluation
 
 CLOSE_UP = (
@@ -92,6 +92,18 @@ def test_where_a_close_up_has_no_bone_the_whole_skull_is_sampled_again(
     found = recipe.complete(recipe.build_model(), skull, "skull.npy")
     torch.testing.assert_close(shown[0], shown[1])
     assert float(found.implants.min()) > 49
+
+
+def test_non_finite_samples_are_refused_before_volumes_are_scored(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(model: object, known: torch.Tensor, count: int, *rest: object) -> torch.Tensor:
+        return torch.full((len(known), count, 3), torch.nan)
+
+    monkeypatch.setattr(evaluation, "sample_implants", broken)
+    recipe = SMALL_PCDIFF.recipe(root, "evaluation.cases=1", "evaluation.volumes=true")
+    with pytest.raises(DataError, match=r"32 of 32 sampled points are non-finite .* more eval"):
+        recipe.evaluate(recipe.build_model(), init_distributed("cpu"))
 
 
 def test_a_close_up_needs_the_settings_it_was_trained_with(root: Path) -> None:
