@@ -48,6 +48,7 @@ _SPACES = {
     "left-anterior-superior": np.diag([1.0, -1.0, 1.0, 1.0]),
     "las": np.diag([1.0, -1.0, 1.0, 1.0]),
 }  # fmt: skip
+_MILLIMETERS = {"mm": 1.0, "": 1.0, "m": 1e3, "cm": 10.0, "um": 1e-3}
 
 
 def read_nrrd(path: Path) -> Volume:
@@ -195,6 +196,18 @@ def _vectors(text: str) -> list[list[float]]:
     return [[float(word) for word in row.split(",")] for row in rows]
 
 
+def _scale(fields: dict[str, str], path: Path) -> Matrix:
+    """Return the mm of the header's unit along each axis of its space, (3, 1)."""
+    text = fields.get("space units", '"" "" ""')
+    units = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', text)]
+    if len(units) != 3 or not _MILLIMETERS.keys() >= set(units):
+        raise DataError(
+            f"{path}: space units {text[:100]}; allowed: three of "
+            f'{", ".join(filter(None, _MILLIMETERS))} and "" (mm). Save the volume in mm.'
+        )
+    return np.array([[_MILLIMETERS[unit]] for unit in units])
+
+
 def _affine(fields: dict[str, str], path: Path) -> Matrix:
     affine = np.eye(4)
     try:
@@ -204,6 +217,7 @@ def _affine(fields: dict[str, str], path: Path) -> Matrix:
             affine[:3, :3] = np.diag([float(word) for word in fields["spacings"].split()])
         if "space origin" in fields:
             affine[:3, 3] = _vectors(fields["space origin"])[0]
+        affine[:3] *= _scale(fields, path)
     except (ValueError, IndexError) as error:
         raise DataError(f"{path}: its voxel size cannot be read ({error})") from error
     space = fields.get("space", "left-posterior-superior").lower()

@@ -105,6 +105,28 @@ def test_other_spaces_are_refused(tmp_path: Path) -> None:
         nrrd.read_nrrd(write_raw(tmp_path / "x.nrrd", header, b"1"))
 
 
+UNITS = (
+    "type: uint8\nsizes: 1 1 1\nencoding: raw\nspace: left-posterior-superior\n"
+    "space directions: (0.5,0,0) (0,0.5,0) (0,0,0.5)\nspace origin: (1,2,3)\nspace units: "
+)
+
+
+@pytest.mark.parametrize(
+    ("unit", "scale"), [("mm", 1), ("", 1), ("cm", 10), ("m", 1000), ("um", 1e-3)]
+)
+def test_units_of_length_are_read(unit: str, scale: float, tmp_path: Path) -> None:
+    units = " ".join([f'"{unit}"'] * 3)
+    found = nrrd.read_nrrd(write_raw(tmp_path / "x.nrrd", UNITS + units, b"1"))
+    np.testing.assert_allclose(found.spacing, [0.5 * scale] * 3)
+    np.testing.assert_allclose(found.affine[:3, 3], np.array([1, 2, 3]) * scale)
+
+
+@pytest.mark.parametrize("units", ['"in" "in" "in"', '"mm" "mm"', '"mm" "mm" "s"'])
+def test_other_units_are_refused(units: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"space units {units}; allowed: three of mm, m, cm, um"):
+        nrrd.read_nrrd(write_raw(tmp_path / "x.nrrd", UNITS + units, b"1"))
+
+
 SKIPPED_TO = bytes(range(8))
 
 
