@@ -27,6 +27,14 @@ _SCANNED = {
     "threshold": (None, "synthetic skulls are masks"),
     "spacing": (None, "the resolution of a synthetic skull is set by --side"),
 }
+# Settings that `overt data implants` makes itself.
+_OPTION_OF = {
+    "data.root": "is set by ROOT",
+    "data.test_list": "is set by --list",
+    "evaluation.ensemble": "is set by --samples",
+    "evaluation.batch_size": "is set by --batch",
+    "evaluation.cases": "stays null, as all skulls of --list are completed",
+}
 
 
 def add_verbs(verbs: Verbs) -> None:
@@ -207,6 +215,14 @@ def _prepare(options: argparse.Namespace) -> int:
     return 1 if done.problems else 0
 
 
+def _refuse_set(options: argparse.Namespace) -> None:
+    """Reject settings by --set that an option has: files and the summary follow the options."""
+    for word in options.set:
+        key = word.partition("=")[0].lstrip("+~")
+        if key in _OPTION_OF:
+            raise ConfigError(f"--set {word}: {key} {_OPTION_OF[key]}; drop it from --set")
+
+
 def _implants(options: argparse.Namespace) -> int:
     import torch
 
@@ -221,6 +237,7 @@ def _implants(options: argparse.Namespace) -> int:
     from overt.progress import report
     from overt.tasks import ListCompleter, need_task
 
+    _refuse_set(options)
     plain = configure_model(options.checkpoint, options.recipe, (), ())
     need_task(build_recipe(plain), ListCompleter, plain.recipe.name)
     words = [f"data.root={quoted(str(options.root))}", f"data.test_list={quoted(options.list)}"]

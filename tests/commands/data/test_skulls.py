@@ -73,6 +73,23 @@ def test_implants_are_sampled_for_a_refinement_to_train_on(
     assert "pcdiff_refine_tiny" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("evaluation.ensemble=2", "is set by --samples"),
+        ("++evaluation.cases=1", "stays null, as all skulls of --list are completed"),
+        ("data.root=/other", "is set by ROOT"),
+    ],
+)
+def test_settings_that_an_option_of_implants_has_are_refused(
+    word: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--checkpoint", str(tmp_path), "--set", "evaluation.steps=2", word]
+    assert main(["data", "implants", str(tmp_path), *words]) == 2
+    key = word.partition("=")[0].lstrip("+")
+    assert f"--set {word}: {key} {reason}; drop it from --set" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def scan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bone = make_skull(np.random.default_rng(0), 50)
