@@ -18,6 +18,7 @@ DATASETS = ("skullbreak", "skullfix")
 SCHEDULES = ("linear", "warm0.1", "warm0.2", "warm0.5", "cosine")
 VARIANCES = ("fixedsmall", "fixedlarge")
 LOSSES = ("mse", "mse_minsnr", "kl")
+LEAST_SIDE = 8  # voxels; coarser skulls have no surface
 SAMPLERS = ("ddpm", "ddim", "dpm_solver", "sa_solver")
 
 
@@ -165,7 +166,9 @@ class SyntheticSettings:
 
     def __post_init__(self) -> None:
         one_of("data.synthetic.kind", self.kind or "shells", tuple(KINDS))
-        within("data.synthetic.workers", self.workers, 0)
+        within("data.synthetic.side", self.side, LEAST_SIDE)
+        each_within("data.synthetic", self, ("count", "points"), 1)
+        each_within("data.synthetic", self, ("seed", "workers"), 0)
 
 
 @dataclass
@@ -298,7 +301,7 @@ class EvaluationSettings:
     def __post_init__(self) -> None:
         one_of("evaluation.sampler", self.sampler, SAMPLERS)
         each_within("evaluation", self, ("ensemble", "batch_size", "cases"), 1)
-        within("evaluation.loss_times", self.loss_times, 0)
+        each_within("evaluation", self, ("loss_times", "seed"), 0)
         within("evaluation.eta", self.eta, 0, 1)
         within("evaluation.box_margin", self.box_margin, 0)
         within("evaluation.step_power", self.step_power, 0, above=True)

@@ -62,6 +62,7 @@ class VoxelEvaluationSettings:
 
     def __post_init__(self) -> None:
         each_within("evaluation", self, ("cases", "batch_size"), 1)
+        within("evaluation.seed", self.seed, 0)
         each_within("evaluation", self, ("solid_mm", "border_mm"), 0, above=True)
 
 

@@ -82,6 +82,11 @@ REFUSED = {
     "evaluation.steps=1": "2 to model.diffusion.steps",
     "evaluation.ensemble=0": "at least 1",
     "evaluation.found_mm=0": "above 0",
+    "evaluation.seed=-1": r"evaluation\.seed=-1; it must be at least 0",
+    "data.synthetic.seed=-1": r"data\.synthetic\.seed=-1; it must be at least 0",
+    "data.synthetic.side=2": r"data\.synthetic\.side=2; it must be at least 8",
+    "data.synthetic.points=0": r"data\.synthetic\.points=0; it must be at least 1",
+    "data.synthetic.count=0": r"data\.synthetic\.count=0; it must be at least 1",
     "model.diffusion.shared_noise=-1": "at least 0",
 }
 

@@ -69,6 +69,7 @@ def test_the_official_recipe_has_the_published_numbers() -> None:
     [
         ("model.width=12", "multiple of 8"),
         ("model.grid=5", "multiple of 2"),
+        ("evaluation.seed=-1", r"evaluation\.seed=-1; it must be at least 0"),
         ("data.close_ups={fraction: 0.5, side: 1.6, side_jitter: 0.1, shift: 0.1}", "whole skulls"),
     ],
 )
