@@ -52,7 +52,6 @@ FILES = {
 # Modules without a test at the mirrored path, and the test that covers each.
 COVERED = {
     "__main__": "test_cli.py",
-    "commands/complete/implant": "commands/test_complete.py",
     "commands/complete/result": "commands/test_complete.py",
     "commands/complete/skull": "commands/test_complete.py",
     "commands/data/arguments": "commands/data/test_tracking.py",

@@ -84,8 +84,13 @@ def make_volumes(
 
         ball = vars(config.settings.evaluation).get("solid_mm", 8.0)
         clouds = completion.implants.numpy() * known.scale + known.shift
+        # Sampled points lie as far outside the bone as those of the training data, whose voxels may
+        # be larger or smaller than the scan's.
+        voxel_mm = getattr(config.settings.data, "voxel_mm", None)
+        made_in = volume.spacing if voxel_mm is None else (voxel_mm,) * 3
+        shape, spacing = volume.values.shape, volume.spacing
         samples = [
-            solid_of_points(frame.to_indices(cloud), volume.values.shape, volume.spacing, ball)
+            solid_of_points(frame.to_indices(cloud), shape, spacing, ball, cloud_spacing=made_in)
             & ~volume.values
             for cloud in clouds
         ]

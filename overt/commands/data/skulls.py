@@ -32,7 +32,6 @@ _OPTION_OF = {
     "data.root": "is set by ROOT",
     "data.test_list": "is set by --list",
     "evaluation.ensemble": "is set by --samples",
-    "evaluation.batch_size": "is set by --batch",
     "evaluation.cases": "stays null, as all skulls of --list are completed",
 }
 
@@ -216,7 +215,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _refuse_set(options: argparse.Namespace) -> None:
-    """Reject settings by --set that an option has: files and the summary follow the options."""
+    """Reject settings by --set of which the summary tells what the options say."""
     for word in options.set:
         key = word.partition("=")[0].lstrip("+~")
         if key in _OPTION_OF:

@@ -154,8 +154,8 @@ def _check_same_grid(volume: Volume, path: Path, expected: _Grid, other: Path) -
     voxel = np.linalg.norm(expected.axes, axis=0)
     # NaN is not within the tolerance either.
     differ = not (np.abs(grid.axes - expected.axes) <= AXES_TOLERANCE * voxel).all()
-    # Without axes in a header nothing can be compared. An identity is no sign of that: voxels of
-    # 1 mm have one, too.
+    # Without axes in a header nothing can be compared. An identity does not tell: it is also that
+    # of voxels of 1 mm.
     if differ and names_axes(path) and names_axes(other):
         raise DataError(
             f"{path}: axes {_axes_text(grid.axes)}, but {other} has {_axes_text(expected.axes)} "

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from overt.checks import each_within, one_of, within
+from overt.data.skulls.grids import HEAD_MM
 from overt.data.skulls.synthetic import KINDS
-from overt.data.skulls.volumes import axes_matrix
+from overt.data.skulls.volumes import SKULLFIX_SPACING, axes_matrix
 from overt.errors import ConfigError
 
 DATASETS = ("skullbreak", "skullfix")
@@ -238,6 +239,13 @@ class DataSettings:
                 f"data.axes={self.axes}, but data.synthetic writes skulls with the axes LPS; set "
                 "data.axes=null, or data.synthetic=null for existing skulls"
             )
+
+    @property
+    def voxel_mm(self) -> float | None:
+        """Return the size of the voxels that clouds were made in, where the settings tell."""
+        if self.dataset == "skullfix":
+            return SKULLFIX_SPACING
+        return None if self.synthetic is None else HEAD_MM / self.synthetic.side
 
     @property
     def num_known_points(self) -> int:

@@ -239,6 +239,13 @@ def test_the_tiny_recipe_is_complete_and_small() -> None:
     assert config.settings.data.synthetic is not None
 
 
+def test_the_voxels_of_clouds_are_known_from_the_settings_where_these_tell() -> None:
+    assert load(["recipe=pcdiff_medium"]).settings.data.voxel_mm == 200 / 128
+    published = ["recipe=pcdiff", "data.root=/skulls"]
+    assert load(published).settings.data.voxel_mm is None
+    assert load([*published, "data.dataset=skullfix"]).settings.data.voxel_mm == 0.45
+
+
 def test_recipes_that_share_a_folder_of_synthetic_skulls_ask_for_the_same_skulls() -> None:
     """A folder holds skulls of one setting; the second recipe would be refused."""
     asked: dict[str, set[str]] = {}
