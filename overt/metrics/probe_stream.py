@@ -63,7 +63,8 @@ def stream_attentive_accuracy(
                 _add_up(parameters, world)
                 optimizer.step()
                 schedule.step()
-        right = torch.zeros(3, dtype=torch.int64, device=world.device)  # top 1, top 5, counted
+        # top 1, top 5, counted, with non-finite logits
+        right = torch.zeros(4, dtype=torch.int64, device=world.device)
         batches = torch.split(torch.arange(test_count), settings.batch_size)
         parts = [batch.numpy() for batch in batches[world.rank :: world.world_size]]
         with torch.no_grad():
@@ -71,9 +72,12 @@ def stream_attentive_accuracy(
                 if len(labels):
                     logits = probe(tokens.to(world.device).float())
                     ranks = rank_of_truth(logits, labels.to(world.device))
-                    counts = [(ranks < 1).sum(), (ranks < 5).sum(), (ranks >= 0).sum()]
-                    right += torch.stack(counts)
-    top1, top5, counted = all_reduce_sum(right).tolist()
+                    non_finite = (~logits.isfinite()).any(dim=1)
+                    counts = [ranks < 1, ranks < 5, ranks >= 0, non_finite]
+                    right += torch.stack(counts).sum(dim=1)
+    top1, top5, counted, non_finite_count = all_reduce_sum(right).tolist()
+    if non_finite_count:
+        return {"top1": math.nan, "top5": math.nan}
     return {"top1": top1 / max(counted, 1), "top5": top5 / max(counted, 1)}
 
 

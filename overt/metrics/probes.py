@@ -168,7 +168,10 @@ def _train_and_score(
         with torch.no_grad():
             for start in range(0, len(test[0]), settings.batch_size):
                 chunk, labels = (x[start : start + settings.batch_size].to(device) for x in test)
-                batches.append(rank_of_truth(probe((chunk.float() - mean) * scale), labels))
+                logits = probe((chunk.float() - mean) * scale)
+                if not logits.isfinite().all():  # diverged, and NaN is never above the truth
+                    return {"top1": math.nan, "top5": math.nan}
+                batches.append(rank_of_truth(logits, labels))
     ranks = torch.cat(batches)
     return {f"top{k}": int((ranks < k).sum()) / len(ranks) for k in (1, 5)}
 
@@ -210,7 +213,10 @@ def _train(
 
 
 def rank_of_truth(logits: Tensor, labels: Tensor) -> Tensor:
-    """How many classes score above the true one (m,); all, and more, if it was never trained."""
+    """How many classes score above the true one (m,); all, and more, if it was never trained.
+
+    The logits must be finite.
+    """
     is_known_class = labels < logits.shape[1]
     truth = logits.gather(1, labels.where(is_known_class, 0)[:, None])
     ranks = (logits > truth).sum(dim=1)

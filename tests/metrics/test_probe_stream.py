@@ -1,5 +1,6 @@
 """An attentive probe on tokens that are computed as they are needed."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -55,6 +56,23 @@ def test_an_unreadable_sample_is_not_a_wrong_one() -> None:
     everything, less = streamed(), streamed(unreadable=3)
     assert less * 39 == pytest.approx(round(less * 39))
     assert abs(less * 39 - everything * 40) < 1.01
+
+
+def broken_on_one_rank() -> float:
+    """The test samples of one batch, which one rank scores, are NaN."""
+    train, (tokens, labels) = tokens_and_labels(50, 0), tokens_and_labels(40, 1)
+    tokens[5] = math.nan
+    world = init_distributed("cpu")
+    result = stream_attentive_accuracy(
+        source(*train), 50, source(tokens, labels), 40,
+        width=8, classes=2, heads=2, world=world, settings=SETTINGS,
+    )  # fmt: skip
+    return result["top1"]
+
+
+def test_broken_tokens_have_no_score_on_any_rank(run_processes: Callable[..., list[float]]) -> None:
+    assert math.isnan(broken_on_one_rank())
+    assert all(map(math.isnan, run_processes(broken_on_one_rank, 2)))
 
 
 def test_ranks_share_the_work(run_processes: Callable[..., list[float]]) -> None:

@@ -99,6 +99,16 @@ def test_refusals():
         AttentiveProbe(16, 3, heads=3)
 
 
+def test_a_probe_that_diverges_has_no_score():
+    """NaN is above no number: every class would count as right."""
+    train, test = token_task(60, 0), token_task(60, 1)
+    far = replace(ATTENTIVE, lr=1e20, epochs=3, batch_size=32)
+    assert all(map(math.isnan, attentive_probe_accuracy(*train, *test, 2, far).values()))
+    train, test = linear_task(60, 0), linear_task(60, 1)
+    far = replace(QUICK, lr=1e20, weight_decay=1.0)
+    assert all(map(math.isnan, linear_probe_accuracy(*train, *test, far).values()))
+
+
 def test_broken_features_have_no_score():
     features, labels = linear_task(20, 0)
     found = linear_probe_accuracy(features / 0, labels, features, labels)
