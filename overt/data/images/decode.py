@@ -59,12 +59,13 @@ def decode_image(data: bytes, name: str, shrink: Shrink | None = None) -> NDArra
 
     Gray becomes three equal channels, 16 bits become the upper 8, transparency is dropped (like
     Pillow and common loaders), and the EXIF orientation is applied. `shrink` gets the upright
-    height and width and returns by which factor a JPEG may be reduced while decoding.
+    height and width of any image and returns by which factor it may be reduced while decoding;
+    only JPEGs are.
     """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             turn = _UPRIGHT.get(_orientation(image))
-            if shrink is not None and image.format == "JPEG":
+            if shrink is not None:
                 _reduce(image, shrink, turn in _SIDEWAYS)
             upright = image if turn is None else image.transpose(turn)
             return to_rgb(upright)
@@ -97,8 +98,9 @@ def _reduce(image: Image.Image, shrink: Shrink, is_sideways: bool) -> None:
     """Let the decoder return fewer pixels, which skips parts of the transform."""
     width, height = image.size
     factor = shrink(width, height) if is_sideways else shrink(height, width)
-    if factor > 1:
-        image.draft(None, (-(-width // factor), -(-height // factor)))
+    if factor > 1 and image.format == "JPEG":
+        # Pillow reduces by at most `side // requested`: rounded up, an odd side would stay whole.
+        image.draft(None, (max(width // factor, 1), max(height // factor, 1)))
 
 
 def _orientation(image: Image.Image) -> int:

@@ -45,7 +45,8 @@ class Images(Protocol):
     def read(self, index: int, shrink: Shrink | None = None) -> tuple[Tensor, int]:
         """Return the pixels (3, H, W) uint8 and the label; a DataError names a broken image.
 
-        `shrink` returns by which factor they may be reduced; only JPEGs are.
+        `shrink` gets the size of an image file, right before it is decoded, and returns by which
+        factor it may be reduced; only JPEGs are.
         """
 
 

@@ -149,3 +149,15 @@ def test_a_jpeg_comes_smaller_where_less_is_enough(turned):
     assert np.abs(small - means).mean() < 1.5
     other = encoded(smooth)  # a PNG has no smaller self
     assert decode_image(other, "x", shrink).shape == (320, 640, 3)
+
+
+def test_the_factor_holds_for_sides_it_does_not_divide():
+    """Reduced by exactly this factor, and never beyond it."""
+    sides = [*range(1, 70), 375, 500, 667, 1001]
+    for factor in (2, 4, 8):
+        for side in sides:
+            data = encoded(Image.new("RGB", (side, 3 * side + 1)), "JPEG")
+            small = decode_image(data, "x", lambda height, width, factor=factor: factor)
+            least = tuple(-(-length // factor) for length in (3 * side + 1, side))
+            assert all(np.array(small.shape[:2]) >= least)
+            assert small.shape[:2] == least or side < factor
