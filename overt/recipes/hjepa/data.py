@@ -259,7 +259,7 @@ def read_view(
 
     The view is sampled for the full size before decoding, so it is the same as without.
     """
-    full: list[tuple[int, int]] = []
+    full: list[tuple[int, int]] = []  # of the image decoded last: those before it are unreadable
 
     def shrink(height: int, width: int) -> int:
         full[:] = [(height, width)]

@@ -160,3 +160,20 @@ def test_a_view_of_a_large_photograph_is_decoded_smaller(tmp_path: Path) -> None
         view = data.read_view(images, 0, watched, sample_rng(seed, 0, 0))
         assert (view.float() - expected.float()).abs().mean() < 3.0
     assert set(sizes) <= {(240, 320), (120, 160)}
+
+
+def test_a_view_of_a_replaced_image_does_not_depend_on_what_was_met_before(tmp_path: Path) -> None:
+    """A truncated JPEG has a size; the view belongs to the image that is read instead."""
+    (tmp_path / "a").mkdir()
+    small = tmp_path / "a" / "0.jpg"
+    pixels = np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
+    Image.fromarray(pixels[:64, :64]).save(small)
+    small.write_bytes(small.read_bytes()[:-500])
+    Image.fromarray(pixels).save(tmp_path / "a" / "1.png")
+    images = ReadableImages(ImageFolder(tmp_path))
+    transform = TrainingTransform((32, 32), scale=(0.8, 1.0))
+    first, second = (data.read_view(images, 0, transform, sample_rng(0, 0, 0)) for _ in range(2))
+    expected = transform(images.read(1)[0], sample_rng(0, 0, 0))
+    assert len(images.unreadable) == 1
+    assert torch.equal(first, expected)
+    assert torch.equal(second, expected)
