@@ -166,7 +166,7 @@ def images(options: argparse.Namespace) -> None:
         source = ImageFolder(scratch)
         ways: dict[str, Callable[[int], object]] = {
             "decoded whole": lambda n: transform(source.read(n)[0], sample_rng(1, 0, n)),
-            "reduced_decode": lambda n: read_view(source, n, transform, sample_rng(1, 0, n)),
+            "reduced_decode": lambda n: read_view(source, n, transform, sample_rng(1, 0, n))[0],
         }
         print(f"{options.count} JPEGs of {height}x{width}; one process")
         baseline = None

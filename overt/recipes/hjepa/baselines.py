@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from overt.data.images.folder import Images
 from overt.data.rng import sample_rng
 from overt.distributed import World, all_reduce_sum, get_world_size
+from overt.errors import ConfigError
 from overt.evaluation import own_batches, read_ahead
 from overt.nn.vit import VisionTransformer, initialize
 from overt.ops.float64 import sum_dtype
 from overt.recipe import SampleSource, StepOutput
 from overt.recipes.hjepa import evaluation, mixing
 from overt.recipes.hjepa.config import Settings
-from overt.recipes.hjepa.data import draw_views, make_missing_data, stack_images
+from overt.recipes.hjepa.data import draw_views, make_missing_data, read_view, stack_images
 from overt.recipes.hjepa.encoder import FeatureModel
 from overt.recipes.hjepa.encoder_recipe import EncoderRecipe
 from overt.recipes.hjepa.example import NoiseImages
@@ -63,11 +64,15 @@ class ViewedImages:
     def __init__(self, images: Images, recipe: BaselineRecipe) -> None:
         self.images, self.transform, self.count = images, recipe.transform, recipe.views
         self.on_device = recipe.settings.data.augmentation.device
+        self.reduces = recipe.settings.data.reduced_decode
 
     def __len__(self) -> int:
         return len(self.images)
 
     def sample(self, index: int, rng: np.random.Generator) -> ViewSample:
+        if self.reduces:
+            view, label = read_view(self.images, index, self.transform, rng)
+            return ViewSample(view[None], None, label)
         pixels, label = self.images.read(index)
         if self.on_device:
             return ViewSample(pixels, draw_views(self.transform, pixels, self.count, rng), label)
@@ -153,6 +158,11 @@ class SimCLRRecipe(BaselineRecipe):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        if settings.data.reduced_decode:
+            raise ConfigError(
+                "data.reduced_decode=true has no effect with two views of an image; set "
+                "data.reduced_decode=false"
+            )
         self.replayable: bool | str = True
         if get_world_size() > 1:
             self.replayable = mixing.NOT_REPLAYED

@@ -105,7 +105,8 @@ class MaskedImages:
 
     def sample(self, index: int, rng: np.random.Generator) -> Sample:
         if self.reduces:
-            return self.masked(read_view(self.images, index, self.transform, rng), None, rng)
+            image, _ = read_view(self.images, index, self.transform, rng)
+            return self.masked(image, None, rng)
         pixels, _ = self.images.read(index)
         if self.on_device:
             views = draw_views(self.transform, pixels, 1 + self.has_two_views, rng)
@@ -254,8 +255,8 @@ def training_transform(settings: DataSettings) -> TrainingTransform:
 
 def read_view(
     images: Images, index: int, transform: TrainingTransform, rng: np.random.Generator
-) -> Tensor:
-    """Return a view (3, *size) of an image, decoding no more than the view needs.
+) -> tuple[Tensor, int]:
+    """Return a view (3, *size) and the label of an image, decoding no more than the view needs.
 
     The view is sampled for the full size before decoding, so it is the same as without.
     """
@@ -265,12 +266,12 @@ def read_view(
         full[:] = [(height, width)]
         return reduction(transform.draw(height, width, deepcopy(rng)).crop, transform.size)
 
-    pixels, _ = images.read(index, shrink)
+    pixels, label = images.read(index, shrink)
     height, width = full[0] if full else (pixels.shape[1], pixels.shape[2])
     view = transform.draw(height, width, rng)
     if height > pixels.shape[1] or width > pixels.shape[2]:
         view = view._replace(crop=reduced(view.crop, (height, width), pixels.shape[1:]))
-    return transform.apply(pixels, view)
+    return transform.apply(pixels, view), label
 
 
 def draw_views(

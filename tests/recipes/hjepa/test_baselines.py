@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from small_recipes import SMALL_HJEPA, curve, first_batch
 from toy_runs import weights
 
+from overt.errors import ConfigError
 from overt.recipes.hjepa.baselines import MAERecipe, SimCLRRecipe, SupervisedRecipe
 
 TARGET = "recipe._target_=overt.recipes.hjepa.baselines."
@@ -91,3 +94,28 @@ def test_labels_are_learned(root: Path) -> None:
     output = recipe.loss(model, batch, {"samples": torch.tensor(4.0)}, 0)
     assert output.total > 0
     assert 0 <= output.metrics["accuracy"] <= 1
+
+
+def test_a_classifier_decodes_no_more_than_its_view_needs(tmp_path: Path) -> None:
+    """The same view and label, up to what the decoder rounds."""
+    coarse = np.random.default_rng(0).integers(0, 256, (2, 2, 2, 3), dtype=np.uint8)
+    for number in range(2):
+        (tmp_path / f"images/{number}").mkdir(parents=True)
+        photograph = Image.fromarray(coarse[number]).resize((257, 257), Image.Resampling.BICUBIC)
+        photograph.save(tmp_path / f"images/{number}/large.jpg", quality=95)
+    own = (*METHODS["supervised"], "data.augmentation.device=false", "data.synthetic=null")
+    own += ("data.held_out=0", "data.augmentation.color_jitter=0")
+    batches = []
+    for reduced in ("false", "true"):
+        words = (*own, f"data.reduced_decode={reduced}")
+        batches.append(first_batch(SMALL_HJEPA.recipe(tmp_path, *ALONE, *words), count=2))
+    whole, small = batches
+    assert whole.labels.tolist() == small.labels.tolist() == [0, 1]
+    assert not torch.equal(whole.images, small.images)
+    assert (whole.images.float() - small.images.float()).abs().mean() < 5
+
+
+def test_reduced_decoding_is_refused_with_two_views(root: Path) -> None:
+    own = ("data.augmentation.device=false", "data.reduced_decode=true", "loss.type=mse")
+    with pytest.raises(ConfigError, match="no effect with two views"):
+        SMALL_HJEPA.recipe(root, *ALONE, *METHODS["simclr"], *own)

@@ -157,7 +157,7 @@ def test_a_view_of_a_large_photograph_is_decoded_smaller(tmp_path: Path) -> None
     for seed in range(4):
         expected = transform(images.read(0)[0], sample_rng(seed, 0, 0))
         watched = Watched((96, 96), scale=(0.5, 1.0), flip=0.5)
-        view = data.read_view(images, 0, watched, sample_rng(seed, 0, 0))
+        view, _ = data.read_view(images, 0, watched, sample_rng(seed, 0, 0))
         assert (view.float() - expected.float()).abs().mean() < 3.0
     assert set(sizes) <= {(240, 320), (120, 160)}
 
@@ -172,7 +172,7 @@ def test_a_view_of_a_replaced_image_does_not_depend_on_what_was_met_before(tmp_p
     Image.fromarray(pixels).save(tmp_path / "a" / "1.png")
     images = ReadableImages(ImageFolder(tmp_path))
     transform = TrainingTransform((32, 32), scale=(0.8, 1.0))
-    first, second = (data.read_view(images, 0, transform, sample_rng(0, 0, 0)) for _ in range(2))
+    first, second = (data.read_view(images, 0, transform, sample_rng(0, 0, 0))[0] for _ in range(2))
     expected = transform(images.read(1)[0], sample_rng(0, 0, 0))
     assert len(images.unreadable) == 1
     assert torch.equal(first, expected)
