@@ -291,7 +291,10 @@ def held_out_loss(
     collate: Collate,
     level_losses: LevelLosses,
 ) -> dict[str, float]:
-    """The loss with masks that are the same every time, and how many images could not be read."""
+    """The loss with masks that are the same every time, and how many images could not be read.
+
+    A level without valid regions has no score: its loss of 0 would be the best there is.
+    """
     device, levels = world.device, settings.model.num_hierarchies
     size, used = (
         settings.evaluation.batch_size,
@@ -317,12 +320,26 @@ def held_out_loss(
         row[0] = torch.stack(level_losses(output, ones))
         row[1] = valid_counts(layout.pooling, levels)
     totals, counts = all_reduce_sum(sums).sum(dim=0).tolist()
-    means = [total / max(valid, 1) for total, valid in zip(totals, counts, strict=True)]
+    means = {level: totals[level] / counts[level] for level in range(levels) if counts[level]}
+    if means and world.rank == 0:
+        warn_of_empty_levels(tuple(level for level in range(levels) if level not in means))
     weights = settings.loss.hierarchy_weights
-    weighted = sum(mean * weight for mean, weight in zip(means, weights, strict=True))
-    by_level = {f"val_loss_h{level}": mean for level, mean in enumerate(means)}
+    weighted = sum(mean * weights[level] for level, mean in means.items()) if means else math.nan
+    by_level = {f"val_loss_h{level}": mean for level, mean in means.items()}
     unreadable = float(all_reduce_sum(skipped))
     return {"val_loss": weighted} | by_level | {"unreadable_images": unreadable}
+
+
+@cache  # once, not in every evaluation
+def warn_of_empty_levels(levels: tuple[int, ...]) -> None:
+    """Warn of levels without a single region in the loss; runs that have some may go on."""
+    if levels:
+        log.warning(
+            "level %s of the hierarchy has no region of which the masks hide more than half, so "
+            "that nothing is learned there and it has no val_loss_h: use a lower "
+            "model.num_hierarchies, data.masking.predict=union or a larger data.masking.mask_scale",
+            " and ".join(map(str, levels)),
+        )
 
 
 def read_masked(

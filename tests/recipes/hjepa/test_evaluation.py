@@ -16,6 +16,7 @@ from overt.recipes.hjepa.evaluation import (
     pooled_features,
     spread_of_features,
     spread_over_classes,
+    warn_of_empty_levels,
     warn_of_few_neighbors,
 )
 
@@ -100,6 +101,22 @@ def test_a_level_may_be_scored(root: Path) -> None:
     assert not torch.allclose(level, pooled_features(model, 1, images))
     with pytest.raises(ConfigError, match="use a level from 0 to 2"):
         SMALL_HJEPA.recipe(root, "evaluation.level=3")
+
+
+def test_a_level_without_regions_has_no_loss(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Blocks of a fifth of 4 x 4 patches never hide more than half of them; all together may."""
+    world = init_distributed("cpu")
+    warn_of_empty_levels.cache_clear()
+    scored = []
+    for word in ("data.masking.predict=blocks", "data.masking.predict=union"):
+        recipe = SMALL_HJEPA.recipe(root, word)
+        with torch.inference_mode():
+            scored.append(recipe.evaluate(recipe.build_model().eval(), world))
+    apart, together = scored
+    assert apart["val_loss_h1"] > 0
+    assert "val_loss_h2" not in apart
+    assert together["val_loss_h2"] > 0
+    assert caplog.text.count("level 2 of the hierarchy has no region") == 1
 
 
 def test_few_images_are_of_all_classes_alike_and_always_the_same() -> None:

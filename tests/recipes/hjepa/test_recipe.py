@@ -151,7 +151,7 @@ def test_it_learns_and_is_scored(root: Path) -> None:
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
     for name in ("knn_top1", "linear_top1"):
         assert 0 <= scores[name] <= 1
-    assert {"val_loss", "val_loss_h2", "context_std", "target_norm", "target_eff_rank"} <= set(
+    assert {"val_loss", "val_loss_h1", "context_std", "target_norm", "target_eff_rank"} <= set(
         scores
     )
     row = next(row for row in read_rows(root / "runs" / "learns") if "train/loss_h0" in row)
