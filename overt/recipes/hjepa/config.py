@@ -287,6 +287,13 @@ class Settings:
                 f"data.masking.min_keep={masking.min_keep}, but {grid_text}; lower it, or raise "
                 "data.image_size"
             )
+        kept = down * across - round(down * across * masking.mask_scale[1])
+        if masking.kind == "random" and masking.min_keep > max(kept, 1):
+            raise ConfigError(
+                f"data.masking.min_keep={masking.min_keep}, but {grid_text}, and mask_scale="
+                f"{list(masking.mask_scale)} with kind=random keeps as few as {max(kept, 1)}; set "
+                f"min_keep={max(kept, 1)}, or lower mask_scale"
+            )
         if (masking.ijepa_compat or masking.style == "official") and min(down, across) < 2:
             raise ConfigError(
                 "data.masking.ijepa_compat=true or style=official needs 2 patches along each side, "

@@ -14,7 +14,7 @@ from overt.errors import ConfigError
 class MaskingSettings:
     # ijepa (targets may overlap, square context), multiblock (targets apart where possible),
     # hierarchical (the reference's training: nearly square targets) or random (MAE: mask_scale is
-    # the fraction of masked patches, the rest is the context)
+    # the fraction of masked patches, the rest is the only context)
     kind: str = MISSING
     # with kind=ijepa: also the quirks of the official sampler (one random number for area and
     # aspect; no block starts in the last row and column)
@@ -79,6 +79,12 @@ class MaskingSettings:
             raise ConfigError(
                 f"data.masking.max_keep={self.max_keep} is below min_keep={self.min_keep}; raise "
                 "it, or set it to null"
+            )
+        if self.kind == "random" and (self.num_context_masks, self.max_keep) != (1, None):
+            raise ConfigError(
+                "data.masking.kind=random has one context, of all patches that are not masked, got "
+                f"num_context_masks={self.num_context_masks} and max_keep={self.max_keep}; set "
+                "num_context_masks=1 and max_keep=null"
             )
         if self.ijepa_compat and (self.kind != "ijepa" or self.context != "block"):
             raise ConfigError("data.masking.ijepa_compat=true needs kind=ijepa and context=block")

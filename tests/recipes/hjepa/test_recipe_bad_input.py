@@ -112,6 +112,23 @@ def test_impossible_settings_are_refused_at_once(override: str, said: str, tmp_p
         SMALL_HJEPA.config(tmp_path, override, *further)
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.masking.num_context_masks=3", "num_context_masks=3 and max_keep=None"),
+        ("data.masking.max_keep=3", "num_context_masks=1 and max_keep=3"),
+        ("data.masking.min_keep=5", "keeps as few as 4; set min_keep=4"),
+    ],
+)
+def test_random_masks_refuse_what_they_cannot_follow(
+    override: str, said: str, tmp_path: Path
+) -> None:
+    own = ["data.masking.kind=random", "data.masking.mask_scale=[0.5,0.75]"]
+    SMALL_HJEPA.config(tmp_path, *own, "data.masking.min_keep=4")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        SMALL_HJEPA.config(tmp_path, *own, override)
+
+
 def test_the_levels_of_a_schedule_are_those_of_the_model(tmp_path: Path) -> None:
     trainer = SMALL_HJEPA.trainer(tmp_path, "model.projection=predictions")
     three = HierarchicalScheduler([trainer.schedule] * 3)
