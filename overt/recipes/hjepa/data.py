@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from overt.data.images.transforms import (
 )
 from overt.data.images.views import view_row
 from overt.data.rng import sample_rng
-from overt.distributed import main_first
+from overt.distributed import is_main_process, main_first
 from overt.errors import DataError
 from overt.nn.vit import pack_patches
 from overt.recipes.hjepa.config import Settings
@@ -52,6 +53,8 @@ from overt.recipes.hjepa.predictor import pack_predictions
 Places = list[np.ndarray]  # patch numbers, a list of lists
 
 IMAGES_TRIED = 512  # whose masks tell how large a batch is
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -219,7 +222,14 @@ def make_missing_data(settings: DataSettings) -> None:
 def open_sets(settings: DataSettings) -> tuple[ReadableImages, ReadableImages]:
     """Return training and evaluation images, with the same class indices."""
     images = open_images(settings.root, settings.labeled)
-    if settings.val_root == settings.root:
+    if settings.val_root is not None and _is_same_path(settings.val_root, settings.root):
+        if is_main_process():
+            logger.warning(
+                "data.val_root=%s is data.root: every image is scored against itself, so that "
+                "knn_top1 is near 1 whatever was learned, and nothing is held out; set "
+                "data.val_root=null for a fraction data.held_out, or name another set",
+                settings.val_root,
+            )
         both = ReadableImages(images)  # what cannot be read is known to both
         return both, both
     if settings.val_root is not None:
@@ -229,6 +239,11 @@ def open_sets(settings: DataSettings) -> tuple[ReadableImages, ReadableImages]:
     count = round(settings.held_out * len(images))
     training, held_out = (Part(images, np.sort(part)) for part in (order[count:], order[:count]))
     return ReadableImages(training), ReadableImages(held_out)
+
+
+def _is_same_path(first: str, second: str) -> bool:
+    """Return whether both name one folder or file, however they are written."""
+    return Path(first).resolve() == Path(second).resolve()
 
 
 def training_transform(settings: DataSettings) -> TrainingTransform:

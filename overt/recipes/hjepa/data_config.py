@@ -153,7 +153,8 @@ class DataSettings:
     # further training images, read without labels: [{root: ROOT, weight: 0.5}]; those of root have
     # weight 1, and an epoch has as many samples as all sets together
     mixture: list[MixedSettings] = field(default_factory=list)
-    # evaluation images, likewise; null: the held-out fraction of root
+    # evaluation images, likewise; null: the held-out fraction of root; root itself: scores of
+    # images that were trained on, with a warning
     val_root: str | None = MISSING
     # with val_root null: fraction of the images of root that is held out
     held_out: float = MISSING

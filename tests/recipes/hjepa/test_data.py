@@ -1,6 +1,7 @@
 """The two sets of images: opened once, with labels that mean the same in both."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +138,20 @@ def test_an_image_is_warned_of_once_in_all_evaluations(
         recipe.visualize(recipe.build_model().eval())
         assert scores["unreadable_images"] == scores["unreadable_training_images"] == 2
     assert [caplog.text.count(f"{name}: not a readable") for name in broken] == [1, 1]
+
+
+@pytest.mark.parametrize("written", ["images", "images/", "held_out/../images"])
+def test_scores_on_the_training_images_are_warned_of(
+    written: str, root: Path, without_first: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = SMALL_HJEPA.config(root, "data.synthetic=null").settings.data
+    training = str(root / "images")
+    other = replace(settings, root=training, val_root=str(without_first))
+    data.open_sets(other)
+    assert not caplog.text
+    same = replace(settings, root=training, val_root=f"{root}/{written}")
+    assert len({id(images) for images in data.open_sets(same)}) == 1
+    assert "is data.root: every image is scored against itself" in caplog.text
 
 
 def test_a_view_of_a_large_photograph_is_decoded_smaller(tmp_path: Path) -> None:
