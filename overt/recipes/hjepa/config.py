@@ -306,6 +306,12 @@ class Settings:
                 f"{side} x {side} patches, but {grid_text}; use fewer levels, smaller patches or "
                 "larger images"
             )
+        if model.pooling == "sequence" and side > down * across:
+            raise ConfigError(
+                f"model.num_hierarchies={model.num_hierarchies}: windows of the last level have "
+                f"{side} patches, but {grid_text}; use fewer levels, smaller patches or larger "
+                "images"
+            )
 
 
 def against_filling(model: ModelSettings, loss: LossSettings) -> list[str]:

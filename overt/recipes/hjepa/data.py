@@ -415,7 +415,8 @@ def lay_out(
     sets = [[image[number] for image in targets] for number in range(len(targets[0]))]
     counts = np.array([len(patch_indices) for target_set in sets for patch_indices in target_set])
     if model.pooling == "sequence":
-        longest = counts.max()
+        # At least one window of the last level, if only of padding, which is not valid.
+        longest = max(counts.max(), 2 ** (model.num_hierarchies - 1))
         sets = [
             [
                 np.pad(patch_indices, (0, longest - len(patch_indices)))

@@ -89,6 +89,9 @@ class FpnSettings:
     # add or concat: how a level is merged with the one above
     fusion_method: str = MISSING
 
+    def __post_init__(self) -> None:
+        within("model.fpn.feature_dim", self.feature_dim, 1)
+
 
 @dataclass
 class LayerScaleSettings:

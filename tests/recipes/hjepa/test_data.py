@@ -18,6 +18,7 @@ from overt.data.rng import sample_rng
 from overt.distributed import init_distributed
 from overt.errors import ConfigError, DataError
 from overt.recipes.hjepa import data
+from overt.recipes.hjepa.levels import valid_counts
 from overt.recipes.hjepa.recipe import HJEPARecipe
 
 
@@ -192,3 +193,18 @@ def test_a_view_of_a_replaced_image_does_not_depend_on_what_was_met_before(tmp_p
     assert len(images.unreadable) == 1
     assert torch.equal(first, expected)
     assert torch.equal(second, expected)
+
+
+def test_lists_shorter_than_a_window_have_no_valid_one(root: Path) -> None:
+    """Two patches are hidden; a window of the last level has eight."""
+    words = ["model.pooling=sequence", "model.num_hierarchies=4", "model.projection=predictions"]
+    words += ["model.fpn.use_fpn=true", "loss.hierarchy_weights=[1,1,1,1]"]
+    recipe = SMALL_HJEPA.recipe(root, *words)
+    masks = [([np.arange(2, 16)], [np.array([0, 1])])] * 3
+    layout = data.lay_out(masks, (4, 4), recipe.settings.model)
+    assert valid_counts(layout.pooling, 4).tolist() == [6, 3, 0, 0]
+    images = torch.zeros(3, 3, 16, 16, dtype=torch.uint8)
+    counts = {"tokens": torch.tensor([6, 3, 0, 0]), "samples": torch.tensor(3.0)}
+    output = recipe.loss(recipe.build_model(), data.Batch(images, None, layout), counts, 0)
+    output.total.backward()
+    assert output.total.isfinite()

@@ -96,6 +96,8 @@ def test_a_checkpoint_of_another_patch_size_is_resized_and_the_log_says_so(
     [
         ("data.masking.min_keep=500", "an image has 4 x 4 patches"),
         ("model.num_hierarchies=4", "8 x 8 patches, but an image has 4 x 4"),
+        ("model.fpn.feature_dim=-4", "model.fpn.feature_dim=-4; it must be at least 1"),
+        ("model.fpn.feature_dim=0", "model.fpn.feature_dim=0; it must be at least 1"),
         ("model.drop_path_rate=1.5", "at least 0 and below 1"),
         ("model.predictor.num_heads=0", "model.predictor.num_heads=0; it must be at least 1"),
         ("data.std=[0.2,0,0.2]", "data.std=0.0; it must be above 0"),
@@ -110,6 +112,12 @@ def test_impossible_settings_are_refused_at_once(override: str, said: str, tmp_p
     further = ["loss.hierarchy_weights=[1,1,1,1]"] if "hierarchies" in override else []
     with pytest.raises(ConfigError, match=re.escape(said)):
         SMALL_HJEPA.config(tmp_path, override, *further)
+
+
+def test_windows_larger_than_an_image_are_refused(tmp_path: Path) -> None:
+    own = ["model.pooling=sequence", "model.num_hierarchies=6"]
+    with pytest.raises(ConfigError, match="have 32 patches, but an image has 4 x 4 patches"):
+        SMALL_HJEPA.config(tmp_path, *own, "loss.hierarchy_weights=[1,1,1,1,1,1]")
 
 
 @pytest.mark.parametrize(
