@@ -122,7 +122,8 @@ class LinearProbeSettings:
     # train layers with several learning rates and weight decays in one pass, on standardized
     # features, and score the best one on a held-out tenth of the training features
     sweep: bool = False
-    # with sweep: also learn from these fractions of the labels, the same fraction of every class
+    # with sweep: also learn from these fractions of the labels, balanced over classes: the same
+    # number of images of each, as far as they reach
     label_fractions: list[float] = field(default_factory=list)
     # with sweep: also learn from this many random crops, randomly flipped, of every training image
     views: int = 0

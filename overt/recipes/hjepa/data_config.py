@@ -176,7 +176,8 @@ class DataSettings:
     # still has as many pixels as the view: faster for large photographs, pixels differ slightly;
     # needs augmentation.device=false and a loss with one view of an image
     reduced_decode: bool = False
-    # of a classifier: fraction of the training images that it learns from, the same for every class
+    # of a classifier: fraction of the training images that it learns from, balanced over classes:
+    # the same number of each, as far as they reach
     label_fraction: float = 1.0
 
     def __post_init__(self) -> None:
