@@ -16,7 +16,7 @@ from overt.data.tracking.clips import refuse_points_outside
 from overt.errors import DataError
 from overt.geometry.grid import pixel_scale
 from overt.recipes.cotracker3.model import Tracks
-from overt.recipes.cotracker3.online import CoTracker3Online
+from overt.recipes.cotracker3.online import CoTracker3Online, Stream
 from overt.tasks import PointTracks
 
 NEVER = 2.0**30  # the query frame of points that are yet to be given
@@ -57,7 +57,7 @@ class LiveTracker:
         self.window: list[Tensor] = []  # resized frames that the next window has
         self.tracks: Tracks | None = None
         self.scale_xy = pixel_scale(frame_size, resolution, self.device)
-        model.init_video_online_processing()
+        self.stream = Stream()  # its own: the model may follow other videos meanwhile
 
     @torch.no_grad()
     def observe(self, frame: Tensor) -> None:
@@ -126,12 +126,16 @@ class LiveTracker:
             tracks.visibility.masked_fill(before, 0),
             tracks.confidence.masked_fill(before, 0),
         )
-        self.model.init_video_online_processing()  # frees the memory of the stream
+        self.stream = Stream()  # frees the memory of this one
         return PointTracks(*(part.cpu() for part in result))
 
     def _run(self) -> None:
         chunk = torch.stack(self.window)[None]
-        self.tracks = self.model(chunk, self.queries, self.iters, is_online=True)
+        others, self.model.stream = self.model.stream, self.stream
+        try:
+            self.tracks = self.model(chunk, self.queries, self.iters, is_online=True)
+        finally:
+            self.model.stream = others
         self.covered = self.given
         self.window = self.window[self.model.step :] if len(chunk[0]) > self.model.step else []
 

@@ -41,6 +41,31 @@ def test_frames_that_arrive_give_the_tracks_of_the_whole_video(model, frames):
     assert not tracks.visible[~after].any()
 
 
+def test_trackers_of_one_model_do_not_disturb_each_other(model):
+    """Nor does a video that is tracked as a whole meanwhile."""
+    one, queries = tracker_inputs(batch=1, frames=9)
+    other = one.flip(1)
+    points = torch.tensor([[8.0, 9.0], [20.0, 15.0]])
+
+    def steps(frames, tracker):
+        for time, frame in enumerate(frames):
+            tracker.observe(frame)
+            if time == 0:
+                tracker.add(points)
+            tracker.advance()
+            yield
+
+    alone = live(model)
+    for _ in steps(one[0], alone):
+        continue
+    expected = alone.finish()
+    first, second = live(model), live(model)
+    for _ in zip(steps(one[0], first), steps(other[0], second), strict=True):
+        Predictor(model, SIZE, iters=2)(other, queries)
+    assert torch.equal(first.finish().tracks_xy, expected.tracks_xy)
+    assert not torch.equal(second.finish().tracks_xy, expected.tracks_xy)
+
+
 def test_a_point_added_after_a_window_waits_at_its_query(model):
     """The window that has run saw a placeholder at (0, 0) instead."""
     video, _ = tracker_inputs(batch=1, frames=model.window_len + model.step)
