@@ -4,7 +4,7 @@
     python benchmarks/people.py --seconds 100 250 --body my_anny.npz           another file of it
     python benchmarks/people.py --tiny --seconds 20 20 --control 10            on a CPU, to try
     python benchmarks/people.py --plan benchmarks/people_518.yaml --only depth_126 depth_252 depth \
-        --seconds 190 125 115                                                  the published sizes
+        --seconds 120 400 880                                                  the published sizes
 
 The networks and their settings are those of a file of stages, examples/blade/stages_people.yaml or
 another --plan; --only trains some of them, on the weights of others that --given names. The number
@@ -89,11 +89,16 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="few people and small networks")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for all stages")
     options = parser.parse_intermixed_args()
-    names = options.only or list(stages_of(options.plan))
+    stages = stages_of(options.plan)
+    names = options.only or list(stages)
     if len(names) != len(options.seconds):
         raise ConfigError(f"--seconds has {len(options.seconds)} numbers for {', '.join(names)}")
-    if unknown := set(names) - set(stages_of(options.plan)):
+    if unknown := set(names) - set(stages):
         raise ConfigError(f"--only {', '.join(unknown)}: not a stage of {options.plan}")
+    if strange := [word for word in options.given if word.split("=")[0] not in stages]:
+        raise ConfigError(
+            f"--given {' '.join(strange)}: not a stage of {options.plan}; settings stand before it"
+        )
     rows: dict[str, dict[str, float]] = {}
     for name, seconds in zip(names, options.seconds, strict=True):
         rows[name] = run(options, name, seconds)

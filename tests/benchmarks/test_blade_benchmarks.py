@@ -114,7 +114,11 @@ def test_stages_of_published_sizes_are_trained_one_after_the_other(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--seconds", "1"], "1 numbers for depth, pose"), (["--only", "x", "y"], "not a stage of")],
+    [
+        (["--seconds", "1"], "1 numbers for depth, pose"),
+        (["--only", "x", "y"], "not a stage of"),
+        (["--given", "depth=null", "seed=3"], "--given seed=3: not a stage of"),
+    ],
 )
 def test_seconds_belong_to_stages_of_the_plan(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
