@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,12 +21,14 @@ from overt.commands.estimate import (
 )
 from overt.data.people.crops import BOX_GROWTH
 from overt.data.people.human_data import HumanData
+from overt.data.people.scenes import FRAME
 from overt.errors import CheckpointError, ConfigError, DataError
 from overt.geometry.silhouette import rasterize
 from overt.recipes.blade.data import whole_crop
 from overt.recipes.blade.estimate import (
     ROOM,
     Shrunk,
+    _cut,
     _look_twice,
 )
 from overt.recipes.blade.posenet import PoseOutput
@@ -314,7 +317,8 @@ def test_people_of_one_picture_share_its_camera(root: Path) -> None:
         np.testing.assert_allclose(spreads[0], spreads[1], rtol=0.15)
 
 
-def test_the_second_look_is_closer(root: Path) -> None:
+@pytest.mark.parametrize("framing", ["camera", "portrait"])
+def test_the_second_look_is_closer(root: Path, framing: str) -> None:
     """The crops follow limbs that the whole picture shows right of its middle."""
     fractions = torch.tensor([[0.5, 0.4], [0.7, 0.6]]).repeat(6, 1)[None]  # (1, 12, 2)
     nothing = torch.zeros(1)
@@ -323,14 +327,52 @@ def test_the_second_look_is_closer(root: Path) -> None:
         return PoseOutput(nothing, nothing, nothing, fractions)
 
     large = np.zeros((96, 128, 3), np.uint8)
-    estimator = Estimator(checkpoint(root), overrides=["evaluation.camera.iterations=0"])
+    overrides = ["evaluation.camera.iterations=0", f"data.synthetic.framing={framing}"]
+    estimator = Estimator(checkpoint(root), overrides=overrides)
     settings, device = estimator.recipe.settings, torch.device("cpu")
     near, closer = _look_twice(model, large, settings, device)  # type: ignore[arg-type]
-    # The whole picture is a square of 128 pixels, so the limbs are at x 64 to 89.6, y 35.2 to 60.8.
-    np.testing.assert_allclose([*near.centre, near.side], [76.8, 48, BOX_GROWTH * 25.6], rtol=1e-5)
     assert closer.centre == whole_crop((96, 128)).centre
     assert closer.side == pytest.approx(ROOM * 2 * 25.6)
+    # The whole picture is a square of 128 pixels, so the limbs are at x 64 to 89.6, y 35.2 to 60.8.
+    about_limbs = [76.8, 48, BOX_GROWTH * 25.6]
+    expected = about_limbs if framing == "camera" else [*closer.centre, closer.side]
+    np.testing.assert_allclose([*near.centre, near.side], expected, rtol=1e-5)
     assert np.isfinite(estimator.person(large).vertices).all()
+
+
+@pytest.mark.parametrize("given", ["nothing", "mask", "keypoints", "box"])
+def test_depthnet_sees_portraits_as_in_training(
+    root: Path, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was trained on the whole picture of a person in its middle: no crop that is closer."""
+    pixels = read_picture(picture(root))
+    side = pixels.shape[0]
+    low, high = side * (1 - 1 / FRAME) / 2, side * (1 + 1 / FRAME) / 2
+    mask = np.zeros((side, side), bool)
+    mask[round(low) : round(high), side // 2 - 4 : side // 2 + 4] = True
+    keypoints = np.full((12, 3), side / 2, np.float32)
+    keypoints[:, 1] = np.linspace(0.08, 0.92, 12) * side
+    detections: dict[str, dict[str, Any]] = {
+        "nothing": {},
+        "mask": {"mask": mask},
+        "keypoints": {"keypoints": keypoints},
+        "box": {"box": np.array([side / 2 - 4, low, 8, high - low], np.float32)},
+    }
+    overrides = ["evaluation.camera.iterations=0", "data.synthetic.framing=portrait"]
+    estimator = Estimator(checkpoint(root), overrides=overrides)
+    forward, seen = estimator.model.forward, []
+
+    def remembered(depth_crops: torch.Tensor, pose_crops: torch.Tensor) -> PoseOutput:
+        seen.append(depth_crops)
+        output: PoseOutput = forward(depth_crops, pose_crops)
+        # Limbs that the whole picture shows from end to end.
+        return output._replace(keypoints=torch.from_numpy(keypoints[None, :, :2] / side))
+
+    monkeypatch.setattr(estimator.model, "forward", remembered)
+    estimator.person(pixels, **detections[given])
+    size = estimator.recipe.settings.data.depth_size
+    whole = _cut(pixels, whole_crop((side, side)), size).float()
+    assert (seen[-1].float() - whole).abs().mean() < 2
 
 
 def test_the_overlay_is_seen_through_the_camera(root: Path) -> None:

@@ -351,6 +351,11 @@ class SyntheticSettings:
         """Return whether live people are seen as in crops of photographs."""
         return self.live and self.live_framing == "photograph"
 
+    @property
+    def is_portrait(self) -> bool:
+        """Return whether training people fill the picture, in its middle."""
+        return (self.live_framing or self.framing) == "portrait"
+
     def __post_init__(self) -> None:
         each_within("data.synthetic", self, ("train", "test", "size"), 1)
         each_within("data.synthetic", self, ("workers",), 0)
@@ -424,6 +429,10 @@ class DataSettings:
     @property
     def is_photographic(self) -> bool:
         return self.synthetic is not None and self.synthetic.is_photographic
+
+    @property
+    def is_portrait(self) -> bool:
+        return self.synthetic is not None and self.synthetic.is_portrait
 
     def __post_init__(self) -> None:
         each_within("data", self, ("depth_size", "pose_size"), 1)

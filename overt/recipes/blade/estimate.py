@@ -18,6 +18,7 @@ from overt.data.people.detections import (
     good_keypoints,
     mask_box,
 )
+from overt.data.people.scenes import FRAME
 from overt.errors import DataError
 from overt.geometry.body import BodyModel
 from overt.geometry.crop import Picture, crop_squares, mask_squares
@@ -83,7 +84,7 @@ def estimate_person(
         crops = _cut(picture, near, settings.data.depth_size)
         crop_pixels = _cut(picture, crop, settings.data.pose_size)
     else:
-        crops = _near_crop(picture, mask, keypoints, box, settings.data.depth_size)
+        crops = _near_crop(picture, mask, keypoints, box, settings)
         crop = whole_crop((height, width)) if box is None else _box_crop(box, ROOM)
         crop_pixels = _cut(picture, crop, settings.data.pose_size)
     output: PoseOutput = model(crops.to(device), crop_pixels.to(device))
@@ -210,7 +211,7 @@ def _look_twice(
     """Squares for DepthNet and PoseNet about the limbs that the whole picture shows.
 
     PoseNet's stays about the middle of the picture, as in training: a crop there changes the focal
-    length and nothing else.
+    length and nothing else. So does DepthNet's if it was trained on portraits.
     """
     height, width = picture.shape[:2]
     full_crop = whole_crop((height, width))
@@ -220,11 +221,17 @@ def _look_twice(
         return full_crop, full_crop
     limb_xy, _ = limb_pixels(output, full_crop, None, device)
     limbs = _with_confidence(limb_xy[0].cpu().numpy())
-    least = full_crop.side / SMALLEST
-    centre, side = keypoint_square(limbs, least)
-    reach = ROOM * 2 * float(np.abs(limbs[:, :2] - full_crop.centre).max())
-    closer = Crop(full_crop.centre, float(np.clip(reach, least, full_crop.side)))
-    return Crop(centre, side), closer
+    closer = _middle_crop(limbs[:, :2], (height, width), ROOM)
+    if settings.data.is_portrait:
+        return closer, closer
+    return Crop(*keypoint_square(limbs, full_crop.side / SMALLEST)), closer
+
+
+def _middle_crop(points: Array, size: tuple[int, int], growth: float) -> Crop:
+    """The square about the middle of the picture that covers points (N, 2), larger by `growth`."""
+    full_crop = whole_crop(size)
+    reach = growth * 2 * float(np.abs(points - full_crop.centre).max())
+    return Crop(full_crop.centre, float(np.clip(reach, full_crop.side / SMALLEST, full_crop.side)))
 
 
 def _person_box(
@@ -340,9 +347,12 @@ def _near_crop(
     mask: NDArray[Any] | None,
     keypoints: Array | None,  # those of `good_keypoints`
     box: Array | None,
-    size: int,
+    settings: PoseNetSettings,
 ) -> Tensor:
     """DepthNet's crop (1, 3, S, S): about the mask, else the box, else the keypoints."""
+    size = settings.data.depth_size
+    if settings.data.is_portrait:
+        return _cut(picture, _portrait_crop(picture.shape[:2], mask, keypoints, box), size)
     if mask is not None:
         image = as_tensor(picture)[None].float()
         corner, side = mask_squares(torch.from_numpy(np.array(mask) > 0)[None])
@@ -351,6 +361,25 @@ def _near_crop(
         return _cut(picture, _box_crop(box), size)
     assert keypoints is not None
     return _cut(picture, Crop(*keypoint_square(keypoints)), size)
+
+
+def _portrait_crop(
+    size: tuple[int, int],
+    mask: NDArray[Any] | None,
+    keypoints: Array | None,
+    box: Array | None,
+) -> Crop:
+    """A crop in which a person is where portraits have them: in the middle, with a border.
+
+    Without a box, for which the line of sight is turned, it stays about the middle of the picture.
+    """
+    if box is not None:
+        return _box_crop(box, FRAME)
+    if mask is not None:
+        x, y, width, height = mask_box(mask)
+        return _middle_crop(np.array([[x, y], [x + width, y + height]]), size, FRAME)
+    assert keypoints is not None
+    return _middle_crop(keypoints[keypoints[:, 2] > 0, :2], size, ROOM)
 
 
 def limb_pixels(
