@@ -35,6 +35,7 @@ from overt.viz.mesh import draw_mesh
 Array = NDArray[np.float32]
 
 ROOM = 1.25  # of PoseNet's square about what was found of a person
+PORTRAIT = 0.75  # of the picture: a person whose square is larger fills it
 WIDEST = 1.6  # longer side of a photograph at a distance of 1: 77 degrees
 TOGETHER = 16  # windows in one forward pass
 TORSO = (16, 17, 1, 2)  # body joints: shoulders, hips
@@ -223,7 +224,7 @@ def _look_twice(
     limbs = _with_confidence(limb_xy[0].cpu().numpy())
     closer = _middle_crop(limbs[:, :2], (height, width), ROOM)
     if settings.data.is_portrait:
-        return closer, closer
+        return _framed(closer, full_crop), closer
     return Crop(*keypoint_square(limbs, full_crop.side / SMALLEST)), closer
 
 
@@ -363,6 +364,15 @@ def _near_crop(
     return _cut(picture, Crop(*keypoint_square(keypoints)), size)
 
 
+def _framed(closer: Crop, whole: Crop) -> Crop:
+    """Return DepthNet's crop of a person that `closer` covers: the picture, if it is a portrait.
+
+    Limbs do not tell to the pixel how far a person reaches, and a DepthNet that was trained on
+    portraits has never seen them a few pixels larger.
+    """
+    return whole if closer.side > PORTRAIT * whole.side else closer
+
+
 def _portrait_crop(
     size: tuple[int, int],
     mask: NDArray[Any] | None,
@@ -377,9 +387,12 @@ def _portrait_crop(
         return _box_crop(box, FRAME)
     if mask is not None:
         x, y, width, height = mask_box(mask)
-        return _middle_crop(np.array([[x, y], [x + width, y + height]]), size, FRAME)
-    assert keypoints is not None
-    return _middle_crop(keypoints[keypoints[:, 2] > 0, :2], size, ROOM)
+        ends = np.array([[x, y], [x + width, y + height]], np.float32)
+        closer = _middle_crop(ends, size, FRAME)
+    else:
+        assert keypoints is not None
+        closer = _middle_crop(keypoints[keypoints[:, 2] > 0, :2], size, ROOM)
+    return _framed(closer, whole_crop(size))
 
 
 def limb_pixels(
