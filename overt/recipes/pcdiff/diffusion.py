@@ -16,7 +16,6 @@ from torch import Tensor
 
 WARM = {"warm0.1": 0.1, "warm0.2": 0.2, "warm0.5": 0.5}
 SCHEDULES = ("linear", *WARM, "cosine")
-LITTLE_SIGNAL = 0.01  # of a step: fraction of the signal's variance that it leaves
 
 
 def make_betas(schedule: str, start: float, end: float, steps: int) -> NDArray[np.float64]:
@@ -113,9 +112,10 @@ def respace(arrays: Arrays, steps: int, power: float = 1.0) -> Respaced:
         kept[step] = float(cumulative[step]) / float(before)
         betas[step] = np.float32(1.0) - cumulative[step] / before
         before = cumulative[step]
-    # Betas are rounded as in the published code. 1 - beta is not, where little is left: it would be
-    # far off, or 0, and samples non-finite (the cosine schedule with few steps).
-    alphas = np.where(kept < LITTLE_SIGNAL, kept, 1.0 - betas.astype(np.float64))
+    # As in the published code, also where rounding a beta near 1 changes what is left by percents.
+    # Only a beta that rounds to 1 would leave nothing, and samples would be non-finite (the cosine
+    # schedule with few steps): there the ratio itself is taken.
+    alphas = np.where(betas == 1.0, kept, 1.0 - betas.astype(np.float64))
     return Respaced(make_arrays(betas.astype(np.float64), alphas), timesteps[::-1].tolist())
 
 
