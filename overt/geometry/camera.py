@@ -64,7 +64,8 @@ def fit_camera(
     """Focal length and translation in x and y in closed form, by three rounds of fixed points.
 
     The depth of the joints is in the denominator of the first formula as in the published
-    code, where it is small beside the pixels. Samples without a good keypoint keep the start.
+    code, where it is small beside the pixels. The focal length needs two keypoints apart: with one
+    it keeps the start, and without any so does the translation.
     """
     height, width = image_size
     centre = joints.new_tensor([width / 2, height / 2])
@@ -79,13 +80,14 @@ def fit_camera(
     translation[:, 2] = depth
     has_any = good.any(1)
     spread = (keypoints - mean(keypoints)[:, None]).square().sum(-1)  # (B, J)
+    has_spread = mean(spread[..., None])[:, 0] > 0
     for _ in range(ROUNDS):
         moved = joints + translation[:, None]
         pixels = focal[:, None, None] * moved[..., :2] / moved[..., 2:] + centre
         camera_points = torch.cat([pixels, moved[..., 2:]], dim=-1)
         extent = (camera_points - mean(camera_points)[:, None]).square().sum(-1)
         ratio = mean((spread / extent.clamp_min(1e-12)).sqrt()[..., None])[:, 0]
-        focal = torch.where(has_any, focal * ratio, focal)
+        focal = torch.where(has_spread, focal * ratio, focal)
         offsets = (keypoints - centre) * moved[..., 2:] / focal[:, None, None] - joints[..., :2]
         shift = torch.where(has_any[:, None], mean(offsets), translation[:, :2])
         translation = torch.cat([shift, translation[:, 2:]], dim=-1)

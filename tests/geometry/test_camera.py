@@ -56,3 +56,15 @@ def test_without_a_keypoint_the_start_stays() -> None:
     found = fit_camera(points, place[:, 2], torch.zeros(4, 12, 2).double(), none, (480, 640))
     assert found.focal.tolist() == [640.0] * 4
     assert torch.isfinite(found.translation).all()
+
+
+def test_one_keypoint_gives_the_translation_but_no_focal_length() -> None:
+    points, place, _ = scene()
+    one = torch.zeros(4, 12, dtype=torch.bool)
+    one[:, 3] = True
+    keypoints = torch.full((4, 12, 2), 123.0, dtype=torch.float64)
+    found = fit_camera(points, place[:, 2], keypoints, one, (480, 640))
+    assert found.focal.tolist() == [640.0] * 4
+    centre = torch.tensor([320.0, 240.0], dtype=torch.float64).expand(4, 2)
+    pixels, _ = project(points, found.translation, intrinsics(found.focal, centre))
+    torch.testing.assert_close(pixels[:, 3], keypoints[:, 3])

@@ -326,8 +326,9 @@ def keypoint_energy(state: Solution, observed: Observation) -> Tensor:
     good = observed.good[..., None]
     low = torch.where(good, observed.keypoints, torch.inf).amin(1)
     high = torch.where(good, observed.keypoints, -torch.inf).amax(1)
-    extent = (high - low).amax(1).clamp_min(1.0)
-    extent = torch.where(observed.good.any(1), extent, 1.0)
+    extent = (high - low).amax(1)  # minus infinity without a keypoint
+    # A single keypoint has no extent: divided by a pixel, it would outweigh the silhouette.
+    extent = torch.where(extent > 0, extent.clamp_min(1.0), float(max(observed.size)))
     distance = torch.where(good, (pixels - observed.keypoints).abs(), 0.0).sum((1, 2))
     return distance / extent / (2 * observed.good.sum(1)).clamp_min(1)
 

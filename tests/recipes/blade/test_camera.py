@@ -69,6 +69,19 @@ def test_the_silhouette_mends_what_noisy_keypoints_leave() -> None:
     assert end[1] < start[1] + 0.005
 
 
+def test_a_single_keypoint_does_not_outweigh_the_silhouette() -> None:
+    """As in a close-up. The camera was NaN, or at a limit: one keypoint has no extent."""
+    known = Known(noise=0.0)
+    one = torch.zeros_like(known.seen.good)
+    one[:, 10] = True  # an ankle that both show
+    assert known.seen.good[:, 10].all()
+    known.seen = known.seen._replace(good=one)
+    found = known.solve(30)
+    assert ((found.focal > SIZE / 2) & (found.focal < 2 * SIZE)).all()
+    assert found.translation.isfinite().all()
+    assert found.soft_iou[0] > 0.3
+
+
 def test_the_silhouette_improves_the_camera_of_people_beside_the_center() -> None:
     """The focal length moved them out of their masks, and was wrong by 29 percent."""
     known = Known(noise=0.0)
