@@ -112,7 +112,7 @@ def check_pieces(case: Case, tensors: Tensors) -> None:
     model = build_model(case)
     check_sampling(tensors)
     with torch.no_grad():
-        check_correlation(model, tensors)
+        check_correlation(case, tensors)
 
     encoded = fourier_encoding(tensors["posenc.input"], model.motion.frequencies)
     assert_relative(encoded, tensors["posenc.output"])
@@ -134,7 +134,9 @@ def check_sampling(tensors: Tensors) -> None:
     assert_relative(zeros, tensors["sample4d.output_align_false_zeros"])
 
 
-def check_correlation(model: CoTracker3, tensors: Tensors) -> None:
+def check_correlation(case: Case, tensors: Tensors) -> None:
+    # Only the finest level is recorded, and a small map has no room for others.
+    model = build_model({**case, "model_kwargs": {**case["model_kwargs"], "corr_levels": 1}})
     fmaps, queries = tensors["corr.fmaps"], tensors["corr.queries_txy"]
     # A map that holds its own coordinates shows the order of the samples around a centre.
     side = 2 * len(model.square_taps.offsets)
@@ -157,8 +159,27 @@ def check_correlation(model: CoTracker3, tensors: Tensors) -> None:
     assert_relative(stats, tensors["corr.volume_stats"])
     first = tensors["corr.volume_first"]
     assert_relative(volume[0, 0, 0].view_as(first), first)
-    embedding = tensors["corr.embedding"]
-    assert_relative(model.corr_mlp(volume)[0, ..., : embedding.shape[-1]], embedding)
+    embedding = tensors["corr.embedding"]  # of one video without its dimension
+    found = model.corr_mlp(volume)[..., : embedding.shape[-1]]
+    assert_relative(found.reshape(embedding.shape), embedding)
+
+
+def test_the_correlation_of_maps_too_small_for_a_second_level_is_checked() -> None:
+    case = {"model_kwargs": {"corr_radius": 1}}
+    offsets = [[0, x, y] for x in (-1, 0, 1) for y in (-1, 0, 1)]
+    mlp = build_model(case).corr_mlp.requires_grad_(False)
+    tensors = {
+        "corr.fmaps": torch.ones(1, 1, 128, 1, 2),
+        "corr.queries_txy": torch.tensor([[[0.0, 0.5, 0.0], [0.0, 1.0, 3.0]]]),
+        "corr.coords": torch.tensor([[[[0.2, 0.0], [-5.0, 0.0]]]]),
+        "corr.support_points_order": torch.tensor(offsets).float(),
+        "corr.track_support_8ch": torch.ones(1, 9, 2, 8),
+        "corr.volume_stats": torch.tensor([128.0, 0.0, 128.0]).expand(1, 1, 2, 3),
+        "corr.volume_first": torch.full((9, 9), 128.0),
+        "corr.embedding": mlp(torch.full((1, 2, 81), 128.0)),
+    }
+    with torch.no_grad():
+        check_correlation(case, tensors)
 
 
 def grid_of(name: str, case: Case) -> Tensor:
