@@ -13,6 +13,7 @@ from overt.checks import each_within, height_width, multiple_of, one_of, within
 from overt.data.tracking.settings import HELD_OUT, KubricSettings, ScoringSettings
 from overt.errors import ConfigError
 
+CELL = 4  # pixels of a side: `backbone.STRIDE`, in a file that imports torch
 RECOMPUTE = ("auto", "none", "maps", "frames")
 
 
@@ -65,6 +66,13 @@ class ModelSettings:
             raise ConfigError(
                 f"model.num_levels={self.num_levels}; at most 4: the input's sides are multiples "
                 "of 32, and the coarsest cell is then 32 pixels wide"
+            )
+        height, width = self.input_size
+        cells = (height // CELL) * (width // CELL)
+        if self.top_k_regions > cells:
+            raise ConfigError(
+                f"model.top_k_regions={self.top_k_regions}; at most {cells}, the cells of "
+                f"{CELL} x {CELL} pixels in model.input_size={list(self.input_size)}"
             )
         each_within("model", self, ("dropout", "random_memory_mask_drop"), 0, 1, below=True)
         within("model.visible_threshold", self.visible_threshold, 0, 1, above=True, below=True)

@@ -192,6 +192,7 @@ def test_an_overflow_is_skipped_counted_and_said(
         (["model.embed_dim=30"], r"not a multiple of model\.num_heads"),
         (["model.num_layers=1"], r"model\.num_layers=1; it must be at least 2"),
         (["model.num_levels=5"], "at most 4"),
+        (["model.top_k_regions=300"], r"model\.top_k_regions=300; at most \d+, the cells"),
         (["model.dropout=1.0"], r"model\.dropout=1\.0; it must be at least 0 and below 1"),
         (["model.temperature=0"], r"model\.temperature=0"),
         (["model.visible_threshold=1"], r"model\.visible_threshold=1"),
