@@ -90,6 +90,11 @@ class ModelSettings:
         multiple_of("model.hidden_size", self.hidden_size, "model.num_heads", self.num_heads)
         multiple_of("model.time_depth", self.time_depth, "model.space_depth", self.space_depth)
         height_width("model.model_resolution", self.model_resolution)
+        if self.corr_levels * self.corr_out % 2:
+            raise ConfigError(
+                f"model.corr_levels={self.corr_levels} times model.corr_out={self.corr_out} is "
+                "odd; one of them must be even, since a time embedding has as many sines as cosines"
+            )
 
 
 @dataclass

@@ -59,9 +59,16 @@ class Plan(NamedTuple):
 
 def base_arrays(settings: DiffusionSettings) -> Arrays:
     """The arrays of training."""
-    return make_arrays(
+    arrays = make_arrays(
         make_betas(settings.schedule, settings.beta_start, settings.beta_end, settings.steps)
     )
+    if not arrays.sqrt_recip_alphas_cumprod.isfinite().all():
+        raise ConfigError(
+            f"model.diffusion.beta_end={settings.beta_end} with model.diffusion.steps="
+            f"{settings.steps}: the last steps leave a signal of 0, from which nothing can be "
+            "sampled; lower one of them (published: 0.02 with 1000)"
+        )
+    return arrays
 
 
 def make_plan(diffusion: DiffusionSettings, evaluation: EvaluationSettings) -> Plan:

@@ -9,6 +9,7 @@ from small_recipes import SMALL_PCDIFF
 from torch import Tensor
 
 from overt.distributed import init_distributed
+from overt.errors import ConfigError
 from overt.metrics.point_clouds import cloud_scores
 from overt.recipes.pcdiff import diffusion
 from overt.recipes.pcdiff.denoiser import join_points
@@ -25,6 +26,15 @@ STEPS = 60
 
 def arrays(schedule: str = "linear") -> diffusion.Arrays:
     return diffusion.make_arrays(diffusion.make_betas(schedule, 1e-3, 0.2, STEPS))
+
+
+def test_a_schedule_that_leaves_no_signal_is_refused(tmp_path: Path) -> None:
+    """Such as 0.2 for 0.02: it trained, and samples were divisions by zero, or NaN."""
+    recipe = SMALL_PCDIFF.recipe(
+        tmp_path, "model.diffusion.steps=1000", "model.diffusion.beta_end=0.2"
+    )
+    with pytest.raises(ConfigError, match=r"beta_end=0\.2 .*steps=1000: .* a signal of 0"):
+        base_arrays(recipe.settings.model.diffusion)
 
 
 class Oracle:
