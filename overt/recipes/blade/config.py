@@ -74,6 +74,21 @@ class EncoderSettings:
     features: int = MISSING
     channels: list[int] = MISSING
 
+    def check(self) -> None:
+        """Refuse impossible sizes; other encoders leave these unused."""
+        if len(self.taps) != 4 or len(self.channels) != 4:
+            raise ConfigError("model.depth.custom needs four taps and four channels")
+        name = "model.depth.custom"
+        each_within(name, self, ("width", "depth", "num_heads"), 1)
+        within(f"{name}.features", self.features, 2)  # the tail halves them
+        within(f"{name}.channels", min(self.channels), 1)
+        multiple_of(f"{name}.width", self.width, f"{name}.num_heads", self.num_heads)
+        if not all(0 <= tap < self.depth for tap in self.taps):
+            raise ConfigError(
+                f"{name}.taps={list(self.taps)}; with {name}.depth={self.depth} its blocks are 0 "
+                f"to {self.depth - 1}"
+            )
+
 
 @dataclass
 class HeadSettings:
@@ -136,10 +151,8 @@ class DepthSettings:
         each_within("model.depth", self, ("backbone_batch", "channels"), 1)
         heads = self.head.num_heads
         multiple_of("model.depth.channels", self.channels, "model.depth.head.num_heads", heads)
-        if self.encoder == CUSTOM and (
-            len(self.custom.taps) != 4 or len(self.custom.channels) != 4
-        ):
-            raise ConfigError("model.depth.custom needs four taps and four channels")
+        if self.encoder == CUSTOM:
+            self.custom.check()
 
     def backbone(self) -> Backbone:
         """Return the sizes of the vision transformer and its DPT head."""

@@ -28,7 +28,8 @@ def make_norm(kind: str, channels: int) -> nn.Module:
     """Return group norm, which keeps samples independent, or frozen batch norm."""
     if kind == "frozen":
         return FrozenBatchNorm2d(channels)
-    return GroupNorm(math.gcd(32, channels // 4) or 1, channels)
+    # At least four channels in a group, where the number allows it.
+    return GroupNorm(math.gcd(32, max(channels // 4, 1), channels), channels)
 
 
 def norm_relu(norm: nn.Module, maps: Tensor, residual: Tensor | None = None) -> Tensor:

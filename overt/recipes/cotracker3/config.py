@@ -86,7 +86,8 @@ class ModelSettings:
         )  # fmt: skip
         each_within("model", self, sizes, 1)
         within("model.corr_radius", self.corr_radius, 0)
-        within("model.mlp_ratio", self.mlp_ratio, 0, above=True)
+        within("model.latent_dim", self.latent_dim, 4)  # the feature network takes quarters of it
+        within("model.mlp_ratio", self.mlp_ratio, 1 / self.hidden_size)
         multiple_of("model.hidden_size", self.hidden_size, "model.num_heads", self.num_heads)
         multiple_of("model.time_depth", self.time_depth, "model.space_depth", self.space_depth)
         height_width("model.model_resolution", self.model_resolution)

@@ -79,6 +79,22 @@ def test_impossible_settings_are_refused(override: str, message: str) -> None:
         load(["recipe=blade_depthnet", "data.root=x", override])
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("taps=[0,1,2,9]", r"custom\.taps=\[0, 1, 2, 9\]; with .*depth=4 its blocks are 0 to 3"),
+        ("taps=[0,1,2]", "four taps"),
+        ("num_heads=5", r"custom\.width=96 is not a multiple of .*custom\.num_heads=5"),
+        ("features=1", r"custom\.features=1; it must be at least 2"),
+        ("channels=[0,1,2,3]", r"custom\.channels=0; it must be at least 1"),
+    ],
+)
+def test_impossible_sizes_of_a_custom_encoder_are_refused(override: str, message: str) -> None:
+    words = ["recipe=blade_depthnet_tiny", "data.root=x", "model.depth.encoder=custom"]
+    with pytest.raises(ConfigError, match=message):
+        load([*words, f"model.depth.custom.{override}"])
+
+
 @pytest.mark.parametrize("stage", STAGES[:2])
 def test_shares_of_parts_add_up_to_the_whole(root: Path, stage: str) -> None:
     recipe = SMALL_BLADE[stage].recipe(root, *named(root, stage))

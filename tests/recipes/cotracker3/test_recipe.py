@@ -199,6 +199,8 @@ def test_nothing_in_a_step_waits_for_the_device(name: str, data_root: Path) -> N
         ("model.train_iters=0", "model.train_iters=0; it must be at least 1"),
         ("model.corr_levels=0", "at least 1"),
         ("model.corr_radius=-1", "at least 0"),
+        ("model.latent_dim=3", "model.latent_dim=3; it must be at least 4"),
+        ("model.mlp_ratio=0.001", "model.mlp_ratio=0.001; it must be at least 0.0"),
         ("model.corr_out=7", "times model.corr_out=7 is odd; one of them must be even"),
         ("loss.huber_delta=0", "above 0"),
         ("loss.visible_weight=-1", "at least 0"),
