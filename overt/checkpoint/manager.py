@@ -102,6 +102,7 @@ class CheckpointManager:
             storage.make_folder(self.checkpoint_dir)
             for path in storage.clean_left_overs(self.checkpoint_dir):
                 logger.info("removed %s, left by a process that was killed", path)
+            storage.restore_copies(self.checkpoint_dir)
         self._read_disk()
         if is_main_process():
             self._retention.move_pointers()
@@ -163,7 +164,7 @@ class CheckpointManager:
         Every process may call this: all but the main one return at once. Of a sharded model every
         process must, since each has its shard to save.
         """
-        name = f"epoch_{epoch:04d}" if step is None else f"step_{step:08d}"
+        name = storage.name_of(step, epoch)
         sharded = is_sharded(model)
         if not sharded and not is_main_process():
             return self.checkpoint_dir / name

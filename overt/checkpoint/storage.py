@@ -8,6 +8,7 @@ checkpoints/
   step_00001000.keep     (if present) never deleted by retention: another run started from it
   step_00002000.broken/  failed its check; moved aside, for the user to look at or delete
   latest, best           links to one of the above, for people; overt itself reads the manifests
+                         (copies of them where `scp -r` has followed the links: restore_copies)
   .overt-writing-...     a save in progress, or what a killed process left of one
 """
 
@@ -20,12 +21,14 @@ import secrets
 import shutil
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from overt.checkpoint.manifest import Stored, Verification, read_manifest, verify
+from overt.checkpoint.manifest import MANIFEST, Stored, Verification, read_manifest, verify
 from overt.errors import CheckpointError
 
 NAME = re.compile(r"(?:step|epoch)_\d+(?:-\d+)?")
+LINK = re.compile(r"latest|best(?:_.+)?")
 LEFT_OVER = re.compile(
     r"\.overt-(?:writing|deleting)-(?P<host>.+)-(?P<pid>\d+)-(?P<token>[0-9a-f]{8})-.+"
 )
@@ -51,6 +54,11 @@ def make_folder(directory: Path) -> None:
 def hidden_name(purpose: str, name: str) -> str:
     """Name a folder that is being written or deleted, so that its process can be identified."""
     return f".overt-{purpose}-{socket.gethostname()}-{os.getpid()}-{_TOKEN}-{name}"
+
+
+def name_of(step: int | None, epoch: int) -> str:
+    """Name the checkpoint of a step, or of an epoch where steps are not counted."""
+    return f"epoch_{epoch:04d}" if step is None else f"step_{step:08d}"
 
 
 def free_name(directory: Path, name: str) -> str:
@@ -109,18 +117,65 @@ def quarantine(folder: Path, verification: Verification) -> Path:
 
 def point(link: Path, target: Path | None) -> None:
     """Make the link `latest` or `best` name `target`, atomically; None removes it."""
-    if target is None:
-        link.unlink(missing_ok=True)
-        return
-    if link.is_symlink() and os.readlink(link) == target.name:
-        return
     hidden = link.with_name(hidden_name("writing", link.name))
     try:
-        hidden.unlink(missing_ok=True)
-        hidden.symlink_to(target.name)
-        os.replace(hidden, link)
+        if target is None:
+            link.unlink(missing_ok=True)
+        elif not link.is_symlink() or os.readlink(link) != target.name:
+            hidden.unlink(missing_ok=True)
+            hidden.symlink_to(target.name)
+            os.replace(hidden, link)
     except OSError as error:  # the checkpoint itself is safe, and found without the link
-        logger.warning("the link %s could not be set to %s: %s", link, target.name, error)
+        with suppress(OSError):
+            hidden.unlink(missing_ok=True)
+        named = "removed" if target is None else f"set to {target.name}"
+        logger.warning("the link %s could not be %s: %s", link, named, error)
+
+
+def copies(directory: Path) -> list[Path]:
+    """List the checkpoint folders that are called `latest` or `best`: links that a copy followed.
+
+    `scp -r` and most object stores write the folder that a link names, under the link's name.
+    """
+    return [
+        path
+        for path in (sorted(directory.iterdir()) if directory.is_dir() else [])
+        if LINK.fullmatch(path.name) and not path.is_symlink() and (path / MANIFEST).is_file()
+    ]
+
+
+def restore_copies(directory: Path) -> None:
+    """Make room for links: a copy of a checkpoint beside it goes, another gets its own name back.
+
+    Otherwise `best` would stay the best of the moment of the copy, whatever is trained since.
+    """
+    for path in copies(directory):
+        try:
+            _restore_copy(path)
+        except OSError as error:  # the checkpoints themselves are found by their manifests
+            logger.warning("%s is a folder where a link belongs: %s", path, error)
+
+
+def _restore_copy(path: Path) -> None:
+    verification = verify(path)
+    if not verification.good:
+        quarantine(path, verification)
+        return
+    manifest = read_manifest(path)
+    same = [
+        stored.path.name
+        for stored in scan(path.parent)[0]
+        if stored.manifest["sha256"] == manifest["sha256"] and verify(stored.path).good
+    ]
+    if same:
+        logger.info("removed %s, a copy of %s where a link belongs", path, same[0])
+        remove([hide(path)])
+        return
+    epoch = manifest.get("epoch")
+    name = name_of(manifest.get("step"), epoch if isinstance(epoch, int) else 0)
+    name = free_name(path.parent, name)
+    os.rename(path, path.with_name(name))
+    logger.info("renamed %s to %s: a checkpoint where a link belongs", path, name)
 
 
 def pin(folder: Path, reason: str) -> None:

@@ -54,7 +54,8 @@ def has_to_resume(config: Config) -> bool:
     if is_main_process():
         paths = RunPaths(config.run_dir)
         stored, broken = storage.scan(paths.checkpoints)
-        names = [entry.path.name for entry in stored] + [path.name for path in broken]
+        others = [*broken, *storage.copies(paths.checkpoints)]  # the manager renames copies
+        names = [entry.path.name for entry in stored] + [path.name for path in others]
         lost = None if names else _lost_checkpoint(paths)
     names, lost = broadcast_object((names, lost))
     if lost is not None and config.checkpoint.resume in ("auto", "never"):

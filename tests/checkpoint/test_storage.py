@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -90,6 +91,50 @@ def test_other_folders_are_not_taken_for_checkpoints(tmp_path):
     (tmp_path / "step_2").write_text("a file")
     assert storage.scan(tmp_path) == ([], [])
     assert storage.scan(tmp_path / "absent") == ([], [])
+
+
+def copy_following_links(source, target):
+    """As `scp -r` and `aws s3 sync` do it."""
+    shutil.copytree(source, target, symlinks=False)
+    return target
+
+
+def test_folders_that_a_copy_made_of_links_make_room_for_links(tmp_path):
+    (source := tmp_path / "source").mkdir()
+    for step in (1, 2):
+        write(source, f"step_{step:08d}", step)
+    storage.point(source / "best", source / "step_00000001")
+    storage.point(source / "latest", source / "step_00000002")
+    copied = copy_following_links(source, tmp_path / "copied")
+    assert visible(copied) == ["best", "latest", "step_00000001", "step_00000002"]
+    storage.restore_copies(copied)
+    assert visible(copied) == ["step_00000001", "step_00000002"]
+    storage.point(copied / "latest", copied / "step_00000001")
+    assert os.readlink(copied / "latest") == "step_00000001"
+
+
+def test_a_copy_is_kept_where_it_is_all_that_is_left_of_a_checkpoint(tmp_path):
+    (source := tmp_path / "source").mkdir()
+    newest = write(source, "step_00000002", 2)
+    for name in ("best", "best_oa", "latest"):
+        storage.point(source / name, newest)
+    copied = copy_following_links(source, tmp_path / "copied")
+    change(copied / "step_00000002")
+    truncate(copied / "latest")
+    (copied / "best_of_all").mkdir()  # a user's own folder
+    storage.restore_copies(copied)
+    assert visible(copied) == [
+        "best_of_all", "latest.broken", "step_00000002", "step_00000002-2"
+    ]  # fmt: skip
+    assert storage.newest_good(copied) == copied / "step_00000002-2"
+
+
+def test_a_link_that_cannot_be_set_leaves_nothing_behind(tmp_path, caplog):
+    (tmp_path / "latest" / "own").mkdir(parents=True)
+    storage.point(tmp_path / "latest", write(tmp_path, "step_00000001", 1))
+    storage.point(tmp_path / "latest", None)
+    assert visible(tmp_path) == ["latest", "step_00000001"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
 
 
 def test_pointers_move_and_go(tmp_path):

@@ -148,6 +148,21 @@ def test_resume_from_what_is_no_checkpoint_is_refused(name: str, interrupted: Pa
         resume(interrupted, f"checkpoint.resume={interrupted / name}")
 
 
+def test_a_run_that_a_copy_moved_with_its_links_followed_resumes_and_moves_them(
+    interrupted: Path, finished: Path
+) -> None:
+    folder = interrupted / "checkpoints"
+    for name in ("latest", "best"):
+        (folder / name).unlink(missing_ok=True)
+        shutil.copytree(folder / "step_00000009", folder / name)
+    for path in folder.glob("step_*"):
+        shutil.rmtree(path)
+    resume(interrupted).train()
+    assert_same_end(interrupted, finished)
+    assert (folder / "latest").readlink() == Path("step_00000012")
+    assert {path.name for path in folder.glob("step_00000009*")} == {"step_00000009"}
+
+
 def test_resume_from_a_named_checkpoint_goes_back_to_it(interrupted: Path, finished: Path) -> None:
     trainer = resume(interrupted, f"checkpoint.resume={interrupted}/checkpoints/step_00000003")
     assert trainer.state.step == 3
