@@ -55,6 +55,29 @@ def parse_yaml(text: str, source: str) -> Any:
         raise ConfigError(f"{source} is nested too deep; up to {DEEPEST} levels") from None
 
 
+def read_words(path: Path) -> Any:
+    """Return the plain content of a file with every word as it is typed, but `null`.
+
+    YAML makes numbers of words that other programs mean as text: `24:00:00` is 86400, `0123` is 83.
+    """
+    read_yaml(path)  # which refuses what is not valid, or would grow without end
+    loader = _WordLoader(read_text(path))
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+class _WordLoader(yaml.SafeLoader):  # type: ignore[misc]
+    """The safe loader of a language whose only words with a meaning are `null` and `<<`."""
+
+
+_WordLoader.yaml_implicit_resolvers = {
+    first: [rule for rule in rules if rule[0].rpartition(":")[2] in ("null", "merge")]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 def own_values(text: str) -> Any:
     """Return the plain values of YAML that overt wrote, in a tenth of the time of `parse_yaml`."""
     loader = Loader(text)  # the safe one: it builds plain values only

@@ -17,7 +17,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from overt.checks import each_within, one_of
 from overt.config import CONF
 from overt.errors import ConfigError, nearest
-from overt.files.yaml_text import read_yaml
+from overt.files.yaml_text import read_words
 
 DEFAULTS = CONF / "launch" / "slurm.yaml"
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<fields>\d+(?::\d+){0,2})")
@@ -85,7 +85,7 @@ def read_settings(site: Path | None, options: Mapping[str, Any]) -> SlurmSetting
         layers.insert(0, (str(site), _read(site)))
     for source, layer in layers:
         try:
-            values = OmegaConf.merge(values, layer)
+            values = OmegaConf.merge(values, _literal(layer))
         except ConfigKeyError as error:
             key, allowed = str(error.full_key), list(SlurmSettings.__dataclass_fields__)
             raise ConfigError(
@@ -101,4 +101,15 @@ def read_settings(site: Path | None, options: Mapping[str, Any]) -> SlurmSetting
 def _read(site: Path) -> Any:
     if not site.is_file():
         raise ConfigError(f"--site {site}: no such file")
-    return read_yaml(site)
+    return read_words(site) or {}
+
+
+def _literal(value: Any) -> Any:
+    """Return values in which `${HOME}` is text for the shell, not a reference of OmegaConf."""
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    if isinstance(value, list):
+        return [_literal(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _literal(item) for key, item in value.items()}
+    return value

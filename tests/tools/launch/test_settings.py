@@ -24,6 +24,25 @@ def test_the_command_line_wins_over_the_site_and_the_site_over_the_defaults(tmp_
     assert settings.signal_seconds == OmegaConf.load(DEFAULTS).signal_seconds
 
 
+def test_words_of_a_site_are_text_where_slurm_and_the_shell_mean_text(tmp_path: Path) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text(
+        "time: 24:00:00\naccount: 0123\npartition: on\nqos: null\ncpus_per_process: 12\n"
+        "env: {NCCL_DEBUG: off, ON: 010, AT: '${HOME}/a'}\n"
+        "setup: ['export PATH=${HOME}/bin:$PATH', 'echo \\${A} \\\\${B}']\n"
+    )
+    settings = read_settings(site, {"env": {"B": "${TMP}"}})
+    assert seconds(settings.time) == 86400
+    assert (settings.account, settings.partition, settings.qos) == ("0123", "on", None)
+    assert settings.cpus_per_process == 12
+    assert settings.env == {
+        "NCCL_DEBUG": "off", "ON": "010", "AT": "${HOME}/a", "B": "${TMP}"
+    }  # fmt: skip
+    assert settings.setup == ["export PATH=${HOME}/bin:$PATH", r"echo \${A} \\${B}"]
+    site.write_text("# nothing yet\n")
+    assert read_settings(site, {}) == read_settings(None, {})
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
