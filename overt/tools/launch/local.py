@@ -50,7 +50,9 @@ def training_command(
 def start(run_dir: Path, command: list[str]) -> Started:
     """Start a command detached from this terminal; refused while the run's last one runs."""
     last = read(run_dir)
-    if last is not None and is_running(last):
+    # One of another host is no reason: a run that has moved, or a container with a new name. If it
+    # still trains, its lock refuses this start.
+    if last is not None and last.host == platform.node() and is_running(last):
         raise LaunchError(
             f"{run_dir} is being trained by process {last.pid} already; stop it with `overt launch "
             f"local stop {run_dir}`, or choose another exp_name"

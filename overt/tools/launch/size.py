@@ -64,9 +64,9 @@ def check_size(config: Config, size: Size) -> None:
             f"training.strategy=single takes one process, and {size} starts {size.world_size}; "
             "set training.strategy=auto, or ask for --nodes 1 --gpus 1"
         )
-    if training.strategy == "ddp" and size.world_size == 1:
+    if training.strategy in ("ddp", "fsdp") and size.world_size == 1:
         raise ConfigError(
-            "training.strategy=ddp takes several processes, and one would start; set "
-            "training.strategy=auto, or ask for more GPUs"
+            f"training.strategy={training.strategy} takes several processes, and one would start; "
+            "set training.strategy=auto, or ask for more GPUs"
         )
     plan_batches(training, size.world_size)  # refuses a batch that does not divide

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from overt.errors import LaunchError
 from overt.tools.launch.local import (
     LOG,
     RECORD,
+    Started,
     identify,
     is_running,
     read,
@@ -89,6 +90,13 @@ def test_another_machine_is_asked_there(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="was started on elsewhere"):
         is_running(replace(started, host="elsewhere"))
     assert stop(started, seconds=60)
+
+
+def test_a_run_that_was_started_on_another_machine_may_continue_here(tmp_path: Path) -> None:
+    (tmp_path / RECORD).write_text(json.dumps(asdict(Started(1, "boot 1", "elsewhere", []))))
+    here = start(tmp_path, WAITS)
+    assert stop(here, seconds=60)
+    assert read(tmp_path) == here
 
 
 def test_an_unreadable_record_says_what_to_do(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def test_numbers_that_cannot_work_are_refused(
         (Size(2, 4, 4), "training.device=cpu", "leave 2 x 4 GPU.s. idle; .*--processes 4"),
         (Size(1, 0, 2), "training.strategy=single", "takes one process"),
         (Size(1, 0, 1), "training.strategy=ddp", "takes several processes"),
+        (Size(1, 0, 1), "training.strategy=fsdp", "fsdp takes several processes"),
     ],
 )
 def test_settings_that_contradict_the_size_are_refused(
