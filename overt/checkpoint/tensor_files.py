@@ -109,7 +109,7 @@ class TensorFile:
         end = 0
         for name in names:
             tensor = tensors[name]
-            _check_storable(name, tensor)
+            check_storable(name, tensor)
             start, end = end, end + tensor.numel() * tensor.element_size()
             entries[name] = {
                 "dtype": DTYPE_NAMES[tensor.dtype],
@@ -281,7 +281,8 @@ def whole_pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
 
 
-def _check_storable(name: str, tensor: Tensor) -> None:
+def check_storable(name: str, tensor: Tensor) -> None:
+    """Refuse a tensor that a checkpoint cannot hold."""
     if hasattr(tensor, "full_tensor"):
         raise CheckpointError(
             f"{name} is a sharded tensor (DTensor), of which this rank holds only its shard; "
@@ -291,8 +292,8 @@ def _check_storable(name: str, tensor: Tensor) -> None:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)
         raise CheckpointError(
             f"{name} is a {tensor.layout} tensor of {tensor.dtype}, which safetensors cannot hold; "
-            f"it holds dense tensors of {allowed}. Convert it, or register the buffer with "
-            "persistent=False."
+            f"it holds dense tensors of {allowed}. Convert it (complex numbers by "
+            "torch.view_as_real), or register the buffer with persistent=False."
         )
 
 

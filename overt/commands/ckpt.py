@@ -162,12 +162,13 @@ def export(
         prefix + names[name]: _alone(_halved(name, tensor) if half else tensor.detach())
         for name, tensor in weights.items()
     }
-    content: dict[str, Any] = {"epoch": 0, key: tensors} if key else tensors
-    file = TensorFile(tensors, {"format": "pt"} | ({} if prefix else metadata_of(path)))
     if to == "safetensors":
+        file = TensorFile(tensors, {"format": "pt"} | ({} if prefix else metadata_of(path)))
         write_whole_file(output, lambda hidden: write_file(hidden, file), file.size)
-    else:
-        write_whole_file(output, lambda hidden: _save(content, hidden), file.size)
+    else:  # which holds what safetensors cannot, such as complex numbers
+        content: dict[str, Any] = {"epoch": 0, key: tensors} if key else tensors
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        write_whole_file(output, lambda hidden: _save(content, hidden), size)
     print(f"{len(tensors)} tensors written to {output} ({megabytes(output.stat().st_size)})")
     return 0
 
@@ -260,6 +261,10 @@ def _check_output(output: Path, force: bool) -> None:
 
 def _alone(tensor: Tensor) -> Tensor:
     """Copy a view of a larger memory: torch.save would write all of that memory."""
+    import torch
+
+    if tensor.layout is not torch.strided:  # a sparse tensor has no single memory
+        return tensor
     owns_all = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor if owns_all else tensor.clone()
 

@@ -18,6 +18,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from overt.checkpoint import storage
+from overt.checkpoint.named_tensors import named_tensors
+from overt.checkpoint.tensor_files import check_storable
 from overt.checkpoint.trained import shipped_weights
 from overt.checkpoint.weights import load_initial
 from overt.config import Config
@@ -157,6 +159,8 @@ def build(
     seed_everything(config.seed)  # the same initial weights on every rank
     fitted = fit_memory(training, recipe, plan.batch_size, world.device)
     model = recipe.build_model().to(world.device)
+    for name, tensor in named_tensors(model).items():
+        check_storable(name, tensor)  # now, not at the first save
     loaded = load_initial_weights(config, model, recipe.unscored, source)
     # Copies of the bare model, taken before anything is compiled or wrapped.
     average = None if training.ema_momentum is None else make_average(model)

@@ -54,7 +54,14 @@ def read_weight_file(
     if path.suffix == ".safetensors" or is_safetensors(path):
         tensors, metadata = read_safetensors(path)
         return tensors, {"metadata": metadata}
-    return find_weights(read_torch_file(path), path, containers)
+    tensors, rest = find_weights(read_torch_file(path), path, containers)
+    empty = [key for key, tensor in tensors.items() if tensor.is_meta]
+    if empty:
+        raise CheckpointError(
+            f"{path} holds shapes without values for {len(empty)} tensor(s) ({some(empty)}): it "
+            "was saved from a model on the meta device. Save it again once its weights are loaded."
+        )
+    return tensors, rest
 
 
 def read_weight_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -263,6 +263,20 @@ def test_export_of_foreign_files_and_shared_memory(tmp_path):
         assert output.stat().st_size < 10_000
 
 
+def test_a_torch_file_takes_what_safetensors_cannot_hold(tmp_path, capsys):
+    weights = {"rotation": torch.ones(2, dtype=torch.complex64), "graph": torch.eye(3).to_sparse()}
+    torch.save(weights, source := tmp_path / "source.pth")
+    assert main(["export", str(source), "--to", "torch", "--output", str(tmp_path / "a.pth")]) == 0
+    exported = torch.load(tmp_path / "a.pth", weights_only=True)
+    assert torch.equal(exported["rotation"], weights["rotation"])
+    assert torch.equal(exported["graph"].to_dense(), torch.eye(3))
+    for name in weights:
+        torch.save({name: weights[name]}, source)
+        with pytest.raises(CheckpointError, match=f"{name} is a .* safetensors cannot hold"):
+            main(["export", str(source), "--to", "safetensors", "--output", str(tmp_path / "b")])
+    assert not (tmp_path / "b").exists()
+
+
 def test_export_in_half_precision_loses_nothing_in_silence(tmp_path):
     torch.save(
         {"weight": torch.tensor([1.5, -2.0]), "count": torch.tensor([70000])}, tmp_path / "a"

@@ -91,6 +91,24 @@ def test_an_average_is_a_copy_of_the_first_weights(tmp_path: Path) -> None:
     assert constant.momentum(12) == pytest.approx(0.9)
 
 
+def test_a_model_that_no_checkpoint_can_hold_is_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_model = Toy.build_model
+
+    def with_rotation(toy: Toy) -> nn.Module:
+        model = build_model(toy)
+        model.register_buffer("rotation", torch.ones(2, dtype=torch.complex64), persistent=saved)
+        return model
+
+    monkeypatch.setattr(Toy, "build_model", with_rotation)
+    saved = False
+    parts_of(tmp_path)
+    saved = True
+    with pytest.raises(CheckpointError, match=r"rotation is a .*complex64.* persistent=False"):
+        parts_of(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("precision", "enabled"), [("fp32", False), ("bf16", False), ("fp16", True)]
 )

@@ -51,6 +51,12 @@ def test_every_layout_is_read(folder: Path) -> None:
     assert read_weights(folder, "model.x").keys() == WEIGHTS.keys()
 
 
+def test_a_file_of_a_model_on_the_meta_device_is_refused(tmp_path: Path) -> None:
+    torch.save({"model": nn.Linear(2, 2, device="meta").state_dict()}, tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match=r"without values for 2 tensor.s. \(weight, bias\)"):
+        read_tensors(tmp_path / "a.pth")
+
+
 def test_a_run_starts_from_it(folder: Path) -> None:
     model = nn.Sequential(nn.LayerNorm(3), nn.LayerNorm(3))
     report = load_initial(folder, model)
