@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from overt.checkpoint.named_tensors import memory_of
@@ -268,12 +269,38 @@ def _match(
             f"The file has {some(tensors)}; the model has {some(model_tensors)}. Check the model's "
             "configuration, or give the checkpoint that belongs to it."
         )
+    _refuse_other_kinds(source, report.mapped, tensors, model)
     report.missing = _without_tied(
         [key for key in model_tensors if key not in match.chosen and key not in report.skipped],
         match.chosen,
         model_tensors,
     )
     return match
+
+
+def _refuse_other_kinds(
+    source: str, mapped: list[tuple[str, str]], tensors: Mapping[str, Tensor], model: nn.Module
+) -> None:
+    """Refuse values that a copy would change without a word, such as weights stored as int8."""
+    state, parameters = model.state_dict(), dict(model.named_parameters())
+    wrong = []
+    for file_key, model_key in mapped:
+        ours, theirs = state[model_key], tensors[file_key]
+        dense = theirs.layout is torch.strided and not theirs.is_quantized
+        if not theirs.is_floating_point() and model_key in parameters:
+            fits = theirs.is_complex() == ours.is_complex() and not ours.is_floating_point()
+        else:  # a mask may be saved as any kind of number
+            fits = ours.is_complex() or not theirs.is_complex()
+        if not (dense and fits):
+            kinds = f"{theirs.dtype}" if dense else f"{theirs.dtype}, not dense,"
+            wrong.append(f"{file_key}: {kinds} in the file, {ours.dtype} in the model")
+    if wrong:
+        raise CheckpointError(
+            f"{source}: {len(wrong)} tensor(s) hold another kind of numbers than the model:\n  "
+            f"{_first_lines(wrong)}\nQuantized, complex or sparse weights cannot be copied into "
+            "others. Convert them with the program that wrote the file, and save "
+            "`model.state_dict()` again."
+        )
 
 
 def _read_adapted(

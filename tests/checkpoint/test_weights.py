@@ -191,6 +191,34 @@ def test_other_shapes_are_refused_with_both_and_nothing_is_loaded(tmp_path, sour
     assert ("head.bias", "head.bias") in report.mapped
 
 
+@pytest.mark.parametrize(
+    "stored",
+    [
+        lambda weight: weight.mul(64).to(torch.int8),  # the factor lies in another tensor
+        lambda weight: weight.bool(),
+        lambda weight: weight.to(torch.complex64),
+        lambda weight: weight.to_sparse(),
+    ],
+)
+def test_other_kinds_of_numbers_are_refused(tmp_path, source, target, stored):
+    state = source.state_dict() | {"head.weight": stored(source.head.weight.detach())}
+    torch.save(state, tmp_path / "a.pt")
+    for load in (load_weights, load_initial):
+        with pytest.raises(CheckpointError, match=r"head\.weight: .* torch.float32 in the model"):
+            load(tmp_path / "a.pt", target)
+    load_initial(tmp_path / "a.pt", target, skip=["head.weight"])
+
+
+def test_other_types_of_the_same_kind_are_converted(tmp_path, source, target):
+    state = {
+        key: value.double() if value.is_floating_point() else value.to(torch.uint8)
+        for key, value in source.state_dict().items()
+    }
+    torch.save(state, tmp_path / "a.pt")
+    load_weights(tmp_path / "a.pt", target)
+    assert_same(source, target)
+
+
 def test_missing_and_unexpected_are_reported_and_refused_when_strict(tmp_path, source, target):
     state = dict(source.state_dict())
     state["extra.weight"] = state.pop("head.bias")
