@@ -281,7 +281,7 @@ def _match(
 def _refuse_other_kinds(
     source: str, mapped: list[tuple[str, str]], tensors: Mapping[str, Tensor], model: nn.Module
 ) -> None:
-    """Refuse values that a copy would change without a word, such as weights stored as int8."""
+    """Refuse values that a copy would silently change, such as weights stored as int8."""
     state, parameters = model.state_dict(), dict(model.named_parameters())
     wrong = []
     for file_key, model_key in mapped:

@@ -47,7 +47,10 @@ class Owner:
     restart: int = 0  # of that job
 
     def __str__(self) -> str:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        try:
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        except (ValueError, OverflowError, OSError):  # no time that a calendar holds
+            since = "an unknown time"
         return f"pid {self.pid} on {self.host}, since {since}"
 
 
@@ -243,7 +246,9 @@ def _owner_in(file: IO[bytes]) -> Owner | None:
             job=str(fields.get("job", "")),
             restart=int(fields.get("restart", 0)),
         )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (
+        OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError
+    ):  # fmt: skip
         return None
 
 

@@ -53,6 +53,13 @@ def test_a_living_owner_is_named(tmp_path: Path, stranger: Owner) -> None:
     assert read_owner(lock.path) == stranger
 
 
+def test_a_living_owner_since_an_impossible_time_is_named(tmp_path: Path, stranger: Owner) -> None:
+    for since in (1e300, float("inf"), float("nan")):
+        path = write(tmp_path / "lock.json", replace(stranger, since=since))
+        with pytest.raises(LaunchError, match=f"pid {stranger.pid} .* since an unknown time"):
+            RunLock(path).acquire()
+
+
 def test_a_second_start_of_a_run_is_refused_and_writes_nothing(
     tmp_path: Path, stranger: Owner, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,7 +168,13 @@ def test_a_requeued_job_takes_over_from_itself_on_another_host(
     lock.release()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"host": {}}', "[" * 2000, '{"pid": 1e999}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", '{"host": {}}', "[" * 2000),
+        '{"host": "a", "pid": 1e999, "since": 0, "token": ""}',
+    ],
+)
 def test_a_file_without_an_owner_is_replaced_once_it_is_old(tmp_path: Path, content: str) -> None:
     path = tmp_path / "lock.json"
     path.write_text(content)
