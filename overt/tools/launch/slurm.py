@@ -157,16 +157,21 @@ rm -rf "$notes"
 
 say() { echo "[$(date '+%F %T')] job $job, session $session: $*"; }
 
-newest_step() {  # of the checkpoints in the run's folder; 0 before the first
-  local folder newest=0
+newest() {  # number of saves and step of the checkpoint saved last; 0 0 before the first
+  local folder step serial saves=0 newest=0
   for folder in "$run"/checkpoints/step_*; do
-    if [[ ${folder##*/} =~ ^step_([0-9]+)(-[0-9]+)?$ ]]; then
-      (( 10#${BASH_REMATCH[1]} > newest )) && newest=$(( 10#${BASH_REMATCH[1]} ))
+    [[ ${folder##*/} =~ ^step_([0-9]+)(-[0-9]+)?$ ]] || continue
+    step=$(( 10#${BASH_REMATCH[1]} ))
+    # Of a run that went back, the highest step is not the last one.
+    serial=$(sed -n 's/^ "serial": \\([0-9][0-9]*\\),$/\\1/p' "$folder/manifest.json" 2>/dev/null)
+    serial=${serial:-0}
+    if (( serial > saves || (serial == saves && step > newest) )); then
+      saves=$serial newest=$step
     fi
   done
-  echo "$newest"
+  echo "$saves $newest"
 }
-began=$(newest_step)
+read -r saves_before began < <(newest)
 
 # A number of this session's own: what is left of an earlier one on a lost node cannot join.
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -239,12 +244,12 @@ def _ending(settings: SlurmSettings) -> str:
 # How it ended: a note says that the run was asked to stop, whatever the code of srun is.
 if [ -n "$(ls -A "$notes" 2>/dev/null)" ]; then code={code}; fi
 rm -rf "$notes"
-saved=$(newest_step)
+read -r saves saved < <(newest)
 say "exit code $code at step $saved"
 if [ "$code" -eq 0 ]; then exit 0; fi
 
 fruitless=$(cat "$state.fruitless" 2>/dev/null || echo 0)  # sessions in a row
-if [ "$saved" -gt "$began" ]; then
+if [ "$saves" -ge "$saves_before" ] && [ "$saved" -ne "$began" ]; then
   fruitless=0
 elif [ "$code" -ne {code} ] && [ "$code" -le 128 ]; then
   say "failed before it saved anything new: not requeued"

@@ -1,7 +1,9 @@
 """overt/tools/launch/slurm.py: what a batch script says, and how it decides, run by a real bash."""
 
+import json
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -156,8 +158,13 @@ def session(tmp_path: Path) -> Callable[..., tuple[int, str, list[str]]]:
     return run
 
 
-def saves(folder: Path, step: int) -> str:
-    return f"mkdir -p {folder}/checkpoints/step_{step:08d}; "
+def saves(folder: Path, step: int, serial: int | None = None) -> str:
+    checkpoint = folder / f"checkpoints/step_{step:08d}"
+    made = f"mkdir -p {checkpoint}; "
+    if serial is None:
+        return made
+    manifest = shlex.quote(json.dumps({"format": 1, "serial": serial, "step": step}, indent=1))
+    return made + f"echo {manifest} > {checkpoint}/manifest.json; "
 
 
 def leaves_note(folder: Path, job: str = "7", number: int = 0) -> str:
@@ -212,6 +219,22 @@ def test_progress_forgives_an_earlier_session(session: Session, tmp_path: Path) 
     for number in range(6):
         training = leaves_note(run, number=number) + (saves(run, number) if number % 2 else "")
         assert session(job, training, SLURM_RESTART_COUNT=str(number))[2] == ["7"]
+
+
+def test_a_run_that_went_back_to_an_earlier_step_makes_progress(
+    session: Session, tmp_path: Path
+) -> None:
+    job, run = make_job(tmp_path), tmp_path / "run0"
+    kept = saves(run, 4, 1) + saves(run, 50, 2)  # the best one, although training went back to 4
+    for number, step in enumerate((8, 12, 16)):
+        training = (kept if number == 0 else "") + saves(run, step, 3 + number)
+        ended, said, names = session(job, training + "exit 1", SLURM_RESTART_COUNT=str(number))
+        assert (ended, names) == (0, ["7"])
+        assert f"requeued from step {step}" in said
+    # The same step again is none, nor is an older one after the newest was found broken.
+    for training in (saves(run, 16, 6), f"mv {run}/checkpoints/step_00000016{{,.broken}}; "):
+        ended, said, names = session(job, training + "exit 1", SLURM_RESTART_COUNT="3")
+        assert (ended, names) == (1, [])
 
 
 def test_requeues_are_counted(session: Session, tmp_path: Path) -> None:
