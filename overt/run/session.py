@@ -190,6 +190,14 @@ class Run:
             text = f"{checkpoint.metric_name} {value:.4g} (best {self._best:.4g})"
             self.console.keep_score(text)
         warn_of_unknown(self.config, scores)
+        if not scores and checkpoint.metric_name is not None:
+            logger.warning(
+                "the evaluation at step %d returned no scores, so checkpoint.metric_name=%s ranks "
+                "no checkpoint; check that its data set is not empty",
+                step,
+                checkpoint.metric_name,
+            )
+            return
         self.console.say(score_table(step, scores, checkpoint.metric_name))
 
     def conclude(self, step: int, total_steps: int, best: Path | None, value: float | None) -> None:

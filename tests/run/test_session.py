@@ -246,6 +246,17 @@ def test_only_scores_that_hold_the_metric_rank_a_checkpoint(
     assert "checkpoint.metric_name=eror is not among the scores (error)" in caplog.messages[0]
 
 
+@pytest.mark.parametrize("metric_name", ["error", "null"])
+def test_an_evaluation_without_scores_is_reported_where_one_ranks_checkpoints(
+    metric_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(toy_config(tmp_path, f"checkpoint.metric_name={metric_name}"), MAIN)
+    run.write_scores({}, 6)
+    run.close(0)
+    expected = ["the evaluation at step 6 returned no scores"] if metric_name == "error" else []
+    assert [message.partition(",")[0] for message in caplog.messages] == expected
+
+
 def test_an_unknown_further_metric_is_reported_where_its_set_was_due(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
