@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.queues import Queue
@@ -141,11 +142,25 @@ class LoaderContext(ForkServerContext):
             self._watcher.join()
         give_up = time.monotonic() + EXIT_SECONDS
         started = [process for process in self._processes if process.pid is not None]
+        if len(started) < len(self._processes):
+            _end_server()
         for process in started:
             process.terminate()
         for process in started:
             process.join(max(give_up - time.monotonic(), 0.0))
         self._kill()
+
+
+def _end_server() -> None:
+    """End the server where an interrupt came while it was asked for a process.
+
+    It would start that process when it has imported everything, with a traceback: this process, and
+    the locks that both would share, are gone by then. The next loader starts another server.
+    """
+    pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _in_words(pid: int | None, code: int | None) -> str:

@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import os
 import select
+import signal
 import sys
 import threading
 import time
@@ -278,7 +279,7 @@ class StepLoader:
         # they hold locks.
         context = loader_context(__name__)
         resource_tracker.ensure_running()  # by itself: it changes what is blocked
-        with blocked():
+        with blocked(signal.SIGINT):  # which it ignores once it has imported what workers need
             forkserver.ensure_running()
         loader = DataLoader(
             self._dataset,

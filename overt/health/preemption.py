@@ -163,13 +163,13 @@ def stop_within(error: BaseException | None) -> StoppedAtStart | None:
 
 
 @contextmanager
-def blocked() -> Iterator[None]:
+def blocked(*others: signal.Signals) -> Iterator[None]:
     """Processes started in here do not get SIGTERM and SIGUSR1; for this one they come later.
 
     Launchers and Slurm signal all processes of a job, and a helper that dies of it would take
-    training down before it has saved.
+    training down before it has saved. `others` are further signals that they do not get.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, *others})
     try:
         yield
     finally:

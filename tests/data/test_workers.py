@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from fcntl import ioctl
+from multiprocessing import forkserver
 from pathlib import Path
 from struct import pack, unpack
 from termios import FIONREAD
@@ -134,6 +135,20 @@ def test_a_stopped_process_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPa
     items.close()
     select.select([ended], [], [])
     os.close(ended)
+
+
+def test_a_server_that_is_asked_for_a_process_by_one_that_was_interrupted_ends() -> None:
+    context = LoaderContext()
+    forkserver.ensure_running()
+    first = forkserver._forkserver._forkserver_pid
+    context.Process(target=print, args=("not started yet",))
+    context.end()
+    # Not reaped here: the module itself looks how its server has ended.
+    ended = os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    assert ended.si_status == signal.SIGKILL
+    forkserver.ensure_running()
+    assert forkserver._forkserver._forkserver_pid != first
 
 
 def test_a_script_that_its_loaders_import_is_told_so(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ import os
 import random
 import resource
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -196,6 +198,26 @@ def test_seeking_back_starts_anew_in_the_middle_of_a_run() -> None:
     loader.seek(START)
     assert rows([loader.next_step() for _ in range(3)]) == first
     loader.close()
+
+
+def test_the_server_of_loader_processes_is_started_deaf_to_a_whole_terminal_or_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C while it imports was its traceback; processes inherit what is blocked."""
+    masks = []
+    start = forkserver.ensure_running
+
+    def ensure_running() -> None:
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        start()
+
+    monkeypatch.setattr(forkserver, "ensure_running", ensure_running)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    loader = make(Numbers(4), workers=1)
+    loader.next_step()
+    loader.close()
+    assert masks[0] >= {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
 
 # --- processes that load --------------------------------------------------------------------------
