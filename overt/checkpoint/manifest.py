@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import platform
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -105,7 +106,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def checkpoint_of_run(folder: Path) -> str:
-    """Return a hint where this is the folder of a run, or that of its checkpoints."""
+    """Return a hint where this is the folder of a run or its checkpoints, or one of torch's own."""
+    if (folder / ".metadata").is_file():  # a pickle, which is not read here
+        command = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
+        return (
+            "; torch.distributed.checkpoint saved it. If you trust it, convert it with "
+            f"`{command} {shlex.quote(str(folder))} weights.pth`"
+        )
     folders = (folder / "checkpoints", folder)
     candidates = [above / name for above in folders for name in ("best", "latest")]
     hints = [f"; did you mean {path}?" for path in candidates if (path / MANIFEST).is_file()]

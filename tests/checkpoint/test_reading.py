@@ -7,7 +7,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
+from torch.distributed.checkpoint import format_utils
 
 from overt.checkpoint.reading import read_tensors
 from overt.errors import CheckpointError
@@ -73,3 +75,16 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
     torch.save({"a": torch.ones(1)}, tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match="EMA"):
         read_tensors(tmp_path / "a.pt", "ema")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_folder_of_torchs_own_sharded_checkpoints_says_how_to_convert_it(tmp_path):
+    folder, converted = tmp_path / "a b", tmp_path / "weights.pth"
+    weight = torch.ones(2, 3)
+    dcp.save({"model": {"weight": weight}}, checkpoint_id=folder, no_dist=True)
+    with pytest.raises(CheckpointError) as refused:
+        read_tensors(folder)
+    command = f"{format_utils.__name__} dcp_to_torch '{folder}' weights.pth"
+    assert f"saved it. If you trust it, convert it with `python -m {command}`" in str(refused.value)
+    format_utils.dcp_to_torch_save(folder, converted)  # what that runs
+    assert torch.equal(read_tensors(converted)[0]["weight"], weight)
