@@ -143,8 +143,12 @@ def test_a_server_that_is_asked_for_a_process_by_one_that_was_interrupted_ends()
     first = forkserver._forkserver._forkserver_pid
     context.Process(target=print, args=("not started yet",))
     context.end()
-    # Not reaped here: the module itself looks how its server has ended.
-    ended = os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    for _ in range(1000):
+        # Not reaped here: the module itself looks how its server has ended.
+        ended = os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if ended is not None:
+            break
+        time.sleep(0.01)
     assert ended is not None
     assert ended.si_status == signal.SIGKILL
     forkserver.ensure_running()
