@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 from overt.checkpoint.trained import configure as configure_trained
 from overt.checkpoint.trained import load_model
 from overt.config import Config, build_recipe
-from overt.config.python import Options, configure, is_importable, read, script
+from overt.config.python import Options, configure, folder_names, is_importable, read, script
 from overt.errors import CheckpointError, ConfigError, Interrupted, LoaderError
 from overt.health.preemption import StopSignal
+from overt.keywords import checked_keywords
 from overt.recipe import Recipe
 from overt.run.folder import RunPaths
 
@@ -118,6 +119,7 @@ def _train(config: Config, stop: StopSignal, world: World) -> Result:
     return Result(config, trainer.state.step, scores, trainer.state.finished)
 
 
+@checked_keywords()
 def evaluate(
     trained: Result | str | Path,
     *,
@@ -190,7 +192,7 @@ def _trained(
     if stored.is_file():
         return read(stored, recipe, packages), checkpoint
     if recipe is None:
-        folders = [str(folder) for folder in packages]
+        folders = folder_names(packages)
         return configure_trained(checkpoint, [], folders, "recipe=NAME or a class"), checkpoint
     return configure(recipe, packages=packages), checkpoint
 

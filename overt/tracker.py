@@ -27,6 +27,7 @@ from overt.checkpoint.recorded import recorded_recipe
 from overt.checkpoint.trained import configure, load_model, shipped_weights
 from overt.config import build_recipe
 from overt.errors import ConfigError, DataError
+from overt.keywords import checked_keywords
 from overt.progress import report as progress_of
 from overt.progress import shown
 from overt.tasks import PointTracker, need_task
@@ -101,6 +102,7 @@ class Tracker:
     def __init__(self, recipe: Any, model: nn.Module, name: str) -> None:
         self.recipe, self.model, self.name = recipe, model, name
 
+    @checked_keywords()
     def __call__(
         self,
         video: Path | str | int | Frames,
@@ -147,6 +149,7 @@ class Tracker:
         )
 
 
+@checked_keywords()
 def load_tracker(
     source: Path | str = SMALL,
     *,
@@ -181,6 +184,11 @@ def open_tracker(
     """Return a tracker's recipe, its model on the CPU and its name; the source as above."""
     shipped = SHIPPED_AS.get(str(source))
     if shipped is not None:
+        if recipe not in (None, shipped):
+            raise ConfigError(
+                f"recipe={recipe!r}, but {str(source)!r} is {shipped}, which ships with overt; "
+                "give the file of the weights, or drop recipe"
+            )
         recipe, file = shipped, shipped_weights(shipped)
     else:
         file = Path(source)

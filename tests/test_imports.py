@@ -17,9 +17,9 @@ import overt
 ROOT = Path(overt.__file__).parent
 
 LEAVES = {
-    "errors", "checks", "nested", "garbage", "progress", "terminal", "launch_environment",
-    "distributed", "schedule", "schedule_section", "evaluation", "files", "ops", "nn", "geometry",
-    "data", "metrics", "viz",
+    "errors", "checks", "keywords", "nested", "garbage", "progress", "terminal",
+    "launch_environment", "distributed", "schedule", "schedule_section", "evaluation", "files",
+    "ops", "nn", "geometry", "data", "metrics", "viz",
 }  # fmt: skip
 SEAM = LEAVES | {"recipe", "tasks"}
 CONFIG = SEAM | {"config"}
@@ -54,6 +54,7 @@ WITHOUT_TORCH = {
     "recipe",
     "tasks",
     "checks",
+    "keywords",
     "schedule",
     "schedule_section",
     "launch_environment",

@@ -48,6 +48,13 @@ def test_a_device_that_does_not_exist_is_named():
         overt.load_tracker("tiny", device="gpu")
 
 
+def test_a_recipe_for_the_weights_that_ship_is_refused():
+    """It was ignored."""
+    with pytest.raises(ConfigError, match="recipe='lbm', but 'small' is cotracker3_small"):
+        overt.load_tracker(recipe="lbm")
+    assert open_tracker("tiny", recipe="cotracker3_tiny")[2] == "cotracker3_tiny"
+
+
 def test_three_lines(tmp_path, video):
     """The tracker that ships follows a grid and draws it."""
     tracker = overt.load_tracker("small", device="cpu")

@@ -19,8 +19,15 @@ from overt.config import RECIPE_SECTIONS, Config, check, compose_values, load
 from overt.config.checked import schedule_targets
 from overt.config.compose import allowed_packages
 from overt.config.environment import allow_in
+from overt.config.schema import (
+    CheckpointSection,
+    LoggingSection,
+    OptimizerSection,
+    TrainingSection,
+)
 from overt.errors import ConfigError, nearest
 from overt.files.yaml_text import own_values
+from overt.keywords import checked_keywords
 from overt.recipe import Recipe, check_recipe
 
 # Keys of a section; or the name of one of its YAML files, alone or with keys that differ.
@@ -60,6 +67,25 @@ class _Draft:
         return check(self.values, self.allowed, classes=self.classes)
 
 
+_SECTIONS = {
+    "training": TrainingSection,
+    "optimizer": OptimizerSection,
+    "logging": LoggingSection,
+    "checkpoint": CheckpointSection,
+}
+
+
+def _where_it_belongs(name: str) -> str:
+    """Return the argument that takes a section of the recipe, or a key of another section."""
+    if name in RECIPE_SECTIONS:
+        return f" (did you mean settings={{{name!r}: ...}}?)"
+    for section, kind in _SECTIONS.items():
+        if name in [field.name for field in fields(kind)]:
+            return f" (did you mean {section}={{{name!r}: ...}}?)"
+    return ""
+
+
+@checked_keywords(_where_it_belongs)
 def configure(
     recipe: type[Recipe] | str | Config,
     *,
@@ -95,7 +121,7 @@ def configure(
     }
     recipe_settings, settings_class = _settings(settings)
     names, changes = _split({**sections, **recipe_settings})
-    draft = _draft(recipe, names, [str(folder) for folder in packages])
+    draft = _draft(recipe, names, folder_names(packages))
     if settings_class is not None:
         draft.name_class("recipe.settings", settings_class)
     elif recipe_settings and draft.classes.get("recipe.settings") is NoSettings:
@@ -112,9 +138,17 @@ def configure(
     return draft.check()
 
 
+def folder_names(packages: Sequence[str | Path]) -> list[str]:
+    """Return the folders as text; a single one is refused, whose letters would be the folders."""
+    given: Any = packages
+    if isinstance(given, str | Path):
+        raise ConfigError(f"packages={str(given)!r}; give a list: packages=[{str(given)!r}]")
+    return [str(folder) for folder in packages]
+
+
 def read(file: Path, recipe: type[Recipe] | None, packages: Sequence[str | Path]) -> Config:
     """Return the configuration that a run has stored; `recipe` is its class, where known."""
-    folders = [str(folder) for folder in packages]
+    folders = folder_names(packages)
     if recipe is None:
         return load([], str(file), folders)
     draft = _Draft(compose_values([], str(file)), allowed_packages(folders))

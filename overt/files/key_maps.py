@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -22,6 +23,7 @@ def rename_keys(
     A rule that fits no key is refused, since it is a slip: the tensors would stay random. `key`
     names the rules in a message.
     """
+    _refuse_other_shapes(rules, key)
     names = {name: name for name in tensors}  # name in the file to name so far
     for index, (pattern, replacement) in enumerate(rules):
         try:
@@ -56,3 +58,16 @@ def rename_keys(
             )
         owners[new_name] = name
     return {new_name: tensors[name] for new_name, name in owners.items()}
+
+
+def _refuse_other_shapes(rules: Any, key: str) -> None:
+    """Refuse rules that are not pairs: the keys of a dict of two letters would unpack as such."""
+    given = [rules] if isinstance(rules, str | Mapping) else rules
+    for rule in given:
+        match rule:
+            case (str(), str() | None):
+                continue
+        raise ConfigError(
+            f"{key}: expected pairs [(match, to), ...] of a regular expression and its replacement "
+            f"or None, got {rule!r}"
+        )

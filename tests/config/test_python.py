@@ -239,3 +239,26 @@ def test_a_configuration_of_a_notebook_says_how_to_go_on(tmp_path: Path) -> None
     file.write_text(config.text.replace("toy_recipe.recipe.Toy", "__main__.Mine"))
     with pytest.raises(ConfigError, match=r"a notebook or script.*the same call"):
         load([], str(file), [str(TOY)])
+
+
+@pytest.mark.parametrize(
+    ("given", "instead"),
+    [
+        ({"model": {"depth": 3}}, "settings={'model': ...}"),
+        ({"num_steps": 3}, "training={'num_steps': ...}"),
+        ({"lr": 0.1}, "optimizer={'lr': ...}"),
+    ],
+)
+def test_a_key_in_the_place_of_its_section_is_told_where_it_belongs(
+    given: dict[str, Any], instead: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        overt.configure("hjepa_tiny", **given)
+    assert f"did you mean {instead}?" in str(error.value)
+
+
+def test_a_single_folder_of_packages_is_refused() -> None:
+    """Its letters were taken for folders."""
+    for folder in (TOY, str(TOY)):
+        with pytest.raises(ConfigError, match="give a list: packages="):
+            overt.configure("toy", packages=folder)  # type: ignore[arg-type]

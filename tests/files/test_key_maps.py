@@ -1,5 +1,7 @@
 """Rules that rename tensors: all apply in turn, none may be idle."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -41,3 +43,11 @@ def test_a_wrong_group_is_refused() -> None:
         rename(("^encoder", r"\3"))
     with pytest.raises(ConfigError, match=r"init_map\.0\.match=\( is not a regular expression"):
         rename(("(", ""))
+
+
+@pytest.mark.parametrize("rules", [{"ab": "cd"}, "ab", [("a",)], [("a", 1)], [3]])
+def test_what_is_no_list_of_pairs_is_refused(rules: Any) -> None:
+    """The keys of a dict, with two letters each, were taken for rules."""
+    with pytest.raises(ConfigError, match="rename: expected pairs"):
+        rename_keys({"ab": torch.zeros(1)}, rules, "file", "rename")
+    assert list(rename_keys({"ab": torch.zeros(1)}, [["a", "x"]], "file", "rename")) == ["xb"]  # type: ignore[list-item]
