@@ -7,10 +7,11 @@ From Python: `overt.train(config)`.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -20,12 +21,14 @@ from overt.config.show import add_hydra_options, show, with_default_values
 from overt.errors import (
     INTERRUPTED_EXIT_CODE,
     PREEMPTED_EXIT_CODE,
+    SHOW_TRACEBACK,
     STOPPED_EXIT_CODES,
     ConfigError,
     OvertError,
     Preempted,
     StoppedAtStart,
     exit_code_of,
+    file_problem,
 )
 from overt.health.leaving import leave
 from overt.health.phases import Phases, process_start
@@ -90,7 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
 def train(arguments: argparse.Namespace, stop: StopSignal) -> int:
     phases = Phases(process_start())
     stop.limit_start()
-    config = load(arguments.overrides, arguments.config, arguments.package)
+    with explained_files():
+        config = load(arguments.overrides, arguments.config, arguments.package)
 
     from overt.distributed import explained_loss, init_distributed, shutdown
     from overt.engine.trainer import Trainer
@@ -104,7 +108,8 @@ def train(arguments: argparse.Namespace, stop: StopSignal) -> int:
     phases.end("group")
     code = 0
     with explained_loss(world, stop.asked_at_start), locked(config.run_dir) as lock:
-        with shown() if world.is_main else nullcontext():  # data may have to be made first
+        # Data may have to be made first.
+        with shown() if world.is_main else nullcontext(), explained_files():
             trainer = Trainer(config, build_recipe(config), world, stop, phases, lock=lock)
         try:
             # A launcher of several repeats the signal, and would stop them before they have saved.
@@ -120,6 +125,21 @@ def train(arguments: argparse.Namespace, stop: StopSignal) -> int:
         del trainer  # before the process group: see shutdown
     shutdown()
     return code
+
+
+@contextmanager
+def explained_files() -> Iterator[None]:
+    """Explain a file or folder that a run cannot open while it starts: its settings name them.
+
+    Once it trains, such an error may be a bug of the recipe, whose traceback is needed.
+    """
+    try:
+        yield
+    except Exception as error:
+        problem = file_problem(error)
+        if problem is None or os.environ.get(SHOW_TRACEBACK):
+            raise
+        raise OvertError(problem) from error
 
 
 def sweep(arguments: argparse.Namespace, stop: StopSignal) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from small_recipes import SMALL_BLADE, SMALL_HJEPA, Small
 from toy_runs import TOY, losses_by_step, train_toy
 
 from overt.config import load
@@ -54,6 +55,39 @@ def test_a_folder_that_cannot_be_made_is_explained(
 
 
 # --- sweeps ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "small", [SMALL_HJEPA, SMALL_BLADE["depthnet"]], ids=lambda small: small.name
+)
+@pytest.mark.parametrize("root", ["FILE/below", "x" * 300])
+def test_a_folder_that_cannot_take_data_is_explained(
+    root: str, small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a folder without permission to write, which ended in a traceback."""
+    (tmp_path / "file").write_text("")
+    folder = root.replace("FILE", str(tmp_path / "file"))
+    words = [*small.all_words(tmp_path), f"data.root={folder}"]
+    assert main(words) == 1
+    shown = capsys.readouterr().err
+    assert "Check the path, its permissions" in shown
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize("option", ["--config", "--package"])
+def test_a_name_that_no_file_can_have_is_explained(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["recipe=hjepa_tiny", option, "x" * 300]) == 1
+    assert "Check the path, its permissions" in capsys.readouterr().err
+
+
+def test_the_traceback_of_a_file_that_cannot_be_opened_is_there_on_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OVERT_TRACEBACK", "1")
+    with pytest.raises(OSError, match="too long"):
+        main(["recipe=hjepa_tiny", "--config", "x" * 300])
 
 
 def train_in_this_process(command: list[str], stop: object) -> int:

@@ -51,6 +51,8 @@ def parse_yaml(text: str, source: str) -> Any:
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise ConfigError(f"{source} is not valid YAML: {reason}") from None
+    except AssertionError:  # of OmegaConf: a single number or truth value
+        raise ConfigError(f"{source} holds a single value; expected keys and values") from None
     except RecursionError:
         raise ConfigError(f"{source} is nested too deep; up to {DEEPEST} levels") from None
 

@@ -37,6 +37,12 @@ def test_what_is_not_yaml_is_refused_by_its_name(text: str) -> None:
         parse_yaml(text, "file.yaml")
 
 
+@pytest.mark.parametrize("text", ["3", "2.5", "true"])
+def test_a_single_value_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="holds a single value; expected keys and values"):
+        parse_yaml(text, "f")
+
+
 def test_a_file_is_text_and_no_larger_than_a_configuration(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     with pytest.raises(ConfigError, match="cannot be read"):
