@@ -26,6 +26,7 @@ from overt.errors import DataError
 UNSUSPICIOUS = 1 << 30  # bytes; what claims less is read whatever its file looks like
 LARGEST_RATIO = 200  # of bytes claimed to bytes on disk, beyond that
 _DROPPED_AT_ONCE = 1 << 24  # bytes
+_MAGIC = b"\x93NUMPY"
 LARGEST_HEADER = 1 << 16  # bytes of an array's header
 ADVICE = "get it again from its source, or create it again"
 
@@ -51,9 +52,13 @@ def check_arrays(path: Path, mapped: bool = False) -> None:
             with zipfile.ZipFile(path) as archive:
                 check_archive(archive, path)
                 for entry in archive.infolist():
-                    if entry.filename.endswith(".npy"):
+                    # macOS adds files of attributes to archives: ._NAME
+                    is_hidden = entry.filename.rpartition("/")[2].startswith("._")
+                    if entry.filename.endswith(".npy") and not is_hidden:
+                        name = f"{path}, {entry.filename}"
                         with archive.open(entry) as member:
-                            _check_header(member, entry.file_size, f"{path}, {entry.filename}")
+                            _check_member(member, name)
+                            _check_header(member, entry.file_size, name)
         # Damaged, encrypted, or packed by a method that Python does not have.
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError):
             return
@@ -146,6 +151,16 @@ def _check_claim(claimed: int, held: int, name: str) -> None:
         )
 
 
+def _check_member(member: Any, name: str) -> None:
+    """Refuse a file of an archive that is called an array and is none: numpy returns its bytes."""
+    try:
+        start = member.peek(len(_MAGIC))[: len(_MAGIC)]
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile):  # damaged, as its reader will find
+        return
+    if start != _MAGIC:
+        raise DataError(f"{name} is not an array in NumPy's format; {ADVICE}")
+
+
 def _check_header(file: IO[bytes], size: int, name: str) -> int:
     """Return how many bytes the header of an .npy file claims; 0 where that cannot be told."""
     try:
@@ -167,7 +182,7 @@ def _check_header(file: IO[bytes], size: int, name: str) -> int:
 def _described(file: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
     """Return shape and type that the header of an .npy file names; None for any other file."""
     start = file.read(12)
-    if not start.startswith(b"\x93NUMPY") or len(start) < 12:
+    if not start.startswith(_MAGIC) or len(start) < 12:
         return None
     wide = start[6] > 1
     length = struct.unpack("<I", start[8:12])[0] if wide else struct.unpack("<H", start[8:10])[0]

@@ -139,6 +139,22 @@ def test_every_reader_of_arrays_refuses_a_header_that_ends_early(
         read(path)
 
 
+@pytest.mark.parametrize(
+    "reader", [name for name, (suffix, _) in READERS.items() if suffix == ".npz"]
+)
+@pytest.mark.parametrize("content", [b"", b"junk", b"junk" * 100])
+def test_every_reader_refuses_an_archive_of_other_files(
+    reader: str, content: bytes, tmp_path: Path
+) -> None:
+    """For which numpy returns bytes, as the tracebacks of readers said."""
+    path = tmp_path / "other.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in MEMBERS:
+            archive.writestr(f"{name}.npy", content)
+    with pytest.raises(DataError, match=r"other\.npz, .*\.npy is not an array"):
+        READERS[reader][1](path)
+
+
 def test_arrays_of_others_are_opened_in_one_place() -> None:
     """Besides: an index whose file was checked before, and a cache that overt itself wrote."""
     package = Path(bounds.__file__).parents[1]
@@ -157,6 +173,10 @@ def test_a_good_file_is_opened_as_numpy_does(tmp_path: Path) -> None:
     for name in ("stored.npz", "packed.npz"):
         with open_arrays(tmp_path / name) as archive:
             assert all(np.array_equal(archive[key], value) for key, value in values.items())
+    with zipfile.ZipFile(tmp_path / "stored.npz", "a") as archive:
+        archive.writestr("__MACOSX/._a.npy", b"attributes of macOS")
+    with open_arrays(tmp_path / "stored.npz") as archive:
+        assert np.array_equal(archive["a"], values["a"])
     np.save(tmp_path / "a.npy", values["a"])
     assert np.array_equal(open_arrays(tmp_path / "a.npy"), values["a"])
     assert isinstance(open_arrays(tmp_path / "a.npy", mapped=True), np.memmap)
