@@ -24,7 +24,8 @@ from doc_commands import (
 )
 from omegaconf import OmegaConf
 
-from overt.config import GROUPS
+from overt.config import GROUPS, load
+from overt.schedule_section import build_schedule
 from overt.tools.plan.communication import Network, ddp_traffic
 
 EXAMPLE = str(ROOT / "examples" / "own_recipe")
@@ -106,6 +107,37 @@ def test_names_in_the_text_exist(page: Path) -> None:
             assert dotted[1] in known_keys(), f"{name(page)} speaks of {code}"
         if dotted[2] == "overt":
             assert resolve_name(dotted[1]) is not None, f"{name(page)} speaks of {code}"
+
+
+@pytest.mark.parametrize(
+    ("page", "recipe"), [("cotracker", "cotracker3_offline"), ("pcdiff", "pcdiff")]
+)
+def test_a_guide_states_the_values_of_the_recipe(page: str, recipe: str) -> None:
+    """The table of flags: `--flag` | `key`, ... | value, ..."""
+    values = composed((f"recipe={recipe}",), ())
+    text = (ROOT / "docs" / f"coming_from_{page}.md").read_text()
+    _, _, table = text.partition("| flag | key | in the recipe |\n|---|---|---|\n")
+    compared = 0
+    for row in table.partition("\n\n")[0].splitlines():
+        _, where, stated = [cell.strip() for cell in row.strip("|").split(" | ")]
+        keys = [key for key in re.findall(r"`\+?([\w.]+)`", where) if key in known_keys()]
+        if not stated or stated.startswith("to be given"):
+            continue
+        parts = re.split(r", (?![^\[]*\])", stated)
+        for key, part in zip(keys, parts, strict=False):
+            stated_value = OmegaConf.from_dotlist([f"value={part}"]).value
+            assert OmegaConf.select(values, key) == stated_value, f"{key}: the page says {part}"
+            compared += 1
+    assert compared > 20
+
+
+def test_the_factor_of_a_warm_up_is_told_from_its_rate() -> None:
+    """A factor of 0.01, given as the rate at step 0, would be 50 times the rate of PCDiff."""
+    page = (ROOT / "docs" / "coming_from_pcdiff.md").read_text()
+    (key,) = re.findall(r"\| `--lr-warmup-start-factor` \| `\+(schedule\.\w+)`", page)
+    config = load(["recipe=pcdiff", "schedule.warmup_epochs=1", f"+{key}=0.01"], needs_data=False)
+    schedule = build_schedule(config.schedule, config.optimizer.lr, 10, 5, "schedule")
+    assert schedule(0) == pytest.approx(0.01 * config.optimizer.lr)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
