@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overt.commands.arguments import config_options, finite_number
+from overt.commands.arguments import config_options, finite_number, whole_number
 from overt.config import Config, expand_sweep, load, sweep_names
 from overt.config.overrides import quoted
 from overt.errors import ConfigError, LaunchError
@@ -205,7 +205,9 @@ def launch_local(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] in ("status", "stop"):
         return _manage(arguments[0], arguments[1:])
     parser = _parser("local", "Train in the background; `status RUN`, `stop RUN`.")
-    parser.add_argument("--max-restarts", type=int, default=3, help="restarts after a lost process")
+    parser.add_argument(
+        "--max-restarts", type=whole_number(0), default=3, help="restarts after a lost process"
+    )
     parser.add_argument("--print", action="store_true", help="show the command, start nothing")
     options = parser.parse_intermixed_args(arguments)
     config, command = _local_command(options, "local", options.max_restarts, stop_seconds=120)
@@ -282,9 +284,15 @@ def launch_systemd(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--system", action="store_true", help="a system unit instead of a user unit"
     )
-    parser.add_argument("--max-restarts", type=int, default=3, help="restarts after a lost process")
     parser.add_argument(
-        "--stop-seconds", type=int, default=120, metavar="N", help="time allowed for the save"
+        "--max-restarts", type=whole_number(0), default=3, help="restarts after a lost process"
+    )
+    parser.add_argument(
+        "--stop-seconds",
+        type=whole_number(1),
+        default=120,
+        metavar="N",
+        help="time allowed for the save",
     )
     parser.add_argument("--print", action="store_true", help="show the unit, write nothing")
     options = parser.parse_intermixed_args(arguments)

@@ -208,6 +208,20 @@ def test_a_unit_is_printed_or_written(
     assert "systemctl --user enable --now overt-toy.service" in text
 
 
+@pytest.mark.parametrize(
+    ("backend", "option"),
+    [("local", "--max-restarts"), ("systemd", "--max-restarts"), ("systemd", "--stop-seconds")],
+)
+def test_negative_counts_are_refused(
+    backend: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They reached torchrun and systemd, which stopped at them or ignored them."""
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", backend, *CPU, *TOY_RUN, "--print", option, "-1"])
+    assert ended.value.code == 2
+    assert f"{option}: -1 is not a whole number" in capsys.readouterr().err
+
+
 def test_the_plan_of_stages_is_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "stages.yaml").write_text(STAGES.format(toy=TOY))
     assert main(["stages", "stages.yaml", "--plan"]) == 0

@@ -50,6 +50,11 @@ class SlurmSettings:
         one_of("container_runtime", self.container_runtime, ("apptainer", "pyxis"))
         each_within("", self, ("signal_seconds", "rendezvous_seconds", "cpus_per_process"), 1)
         each_within("", self, ("max_restarts", "max_requeues", "max_fruitless"), 0)
+        for key in ("partition", "account", "qos"):
+            value = getattr(self, key)
+            # A line break would end the line of #SBATCH, and the shell would run the rest.
+            if value is not None and (not value.strip() or "\n" in value):
+                raise ConfigError(f"{key}={value!r}; give one name, or names with commas")
         for name in self.env:
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
                 raise ConfigError(f"env: {name!r} is not the name of a variable; write NAME=VALUE")

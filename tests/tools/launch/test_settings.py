@@ -53,6 +53,8 @@ def test_words_of_a_site_are_text_where_slurm_and_the_shell_mean_text(tmp_path: 
         ({"time": "1:00", "signal_seconds": 60}, "ask for more time"),
         ({"time": "a day"}, "DAYS-HH:MM:SS"),
         ({"env": {"A B": "c"}}, "not the name of a variable"),
+        ({"partition": "gpu\nrm -rf runs"}, "partition='gpu\\nrm -rf runs'; give one name"),
+        ({"account": " "}, "account=' '; give one name"),
         ({"sbatch": ["mem=0"]}, "write it as --mem=0"),
         ({"cpus_per_process": "many"}, "cpus_per_process"),
         ({"partitoin": "gpu"}, "did you mean partition?"),
