@@ -5,8 +5,8 @@ Scores are computed in float32 unless training.precision is given.
 On several processes (`torchrun -m overt evaluate ...` or srun) each sample counts once, and the
 scores are the same. Without recipe= the checkpoint's own configuration is used. Writes scores.json,
 rows.json with per-sample scores if the recipe provides them, config.yaml and visualizations to the
-output folder (default: RUN/evaluation; RUN/evaluation_2 and so on if that has the scores of other
-data or settings).
+output folder (default: RUN/evaluation, RUN being the run folder of the checkpoint;
+RUN/evaluation_2 and so on if that has the scores of other data or settings).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -29,6 +30,7 @@ from overt.config import Config, build_recipe
 from overt.errors import ConfigError, need_folder
 from overt.files.yaml_text import parse_yaml, read_text
 from overt.progress import shown
+from overt.run.folder import RunPaths
 from overt.tasks import BaselineScorer, RowScorer, ScoreTabulator, need_task
 
 if TYPE_CHECKING:
@@ -65,7 +67,9 @@ def main(arguments: Sequence[str]) -> int:
     precision_given = any(word.partition("=")[0] == PRECISION for word in overrides)
     overrides += [] if precision_given else [f"{PRECISION}=fp32"]
     config = configure(checkpoint, overrides, options.package)
-    folder = need_folder("output", output) if output else free_folder(config)
+    named = {word.partition("=")[0] for word in overrides}
+    run = config.run_dir if named & {"exp_name", "output_dir"} else run_of(checkpoint, config)
+    folder = need_folder("output", output or free_folder(run, config))
 
     from overt.distributed import init_distributed, shutdown
     from overt.metrics.features import late_export_errors
@@ -110,7 +114,21 @@ def _own_words(words: Sequence[str]) -> tuple[Path, Path | None, list[str]]:
     return Path(arguments["checkpoint"]), output, overrides
 
 
-def free_folder(config: Config) -> Path:
+def run_of(checkpoint: Path, config: Config) -> Path:
+    """Return the run folder of a checkpoint; for any other weights, that of the configuration.
+
+    Seen from another working directory the configuration may name another run, whose scores would
+    be replaced.
+    """
+    folder = Path(os.path.abspath(checkpoint)).parent  # `best` is a link: not resolved
+    paths = RunPaths(folder.parent)
+    if folder != paths.checkpoints or not paths.config.is_file():
+        return config.run_dir
+    is_configured = folder.parent == Path(os.path.abspath(config.run_dir))
+    return config.run_dir if is_configured else folder.parent
+
+
+def free_folder(run: Path, config: Config) -> Path:
     """Return the first folder of the run that holds no scores of other data or settings."""
 
     def is_free(folder: Path) -> bool:
@@ -118,7 +136,7 @@ def free_folder(config: Config) -> Path:
         return not saved.exists() or _scored(read_text(saved)) == _scored(config.text)
 
     names = chain(["evaluation"], (f"evaluation_{number}" for number in count(2)))
-    return next(filter(is_free, (config.run_dir / name for name in names)))
+    return next(filter(is_free, (run / name for name in names)))
 
 
 def _scored(text: str) -> dict[str, Any]:

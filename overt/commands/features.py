@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from overt.checkpoint.trained import load_model
 from overt.commands.arguments import configure_model, model_options, whole_number
 from overt.config import build_recipe
-from overt.errors import ConfigError, DataError
+from overt.errors import ConfigError, DataError, need_folder
 from overt.progress import shown
 from overt.tasks import ImageEncoder, need_task
 
@@ -51,6 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     if options.output.is_dir():
         raise DataError(f"--output {options.output} is a folder; name a file in it")
+    need_folder("--output, its folder", options.output.parent)  # before hours of encoding
     if any(word.startswith("data.labeled=") for word in options.overrides):
         raise ConfigError(
             "data.labeled belongs to the training images; here --unlabeled reads IMAGES without "

@@ -86,6 +86,34 @@ def test_scores_of_other_settings_are_kept_apart(run: Path, tmp_path: Path) -> N
     assert not (copy / "evaluation_3").exists()
 
 
+def test_the_scores_of_a_run_are_never_written_into_another_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another folder, the relative output_dir of a checkpoint leads to another run."""
+    theirs, mine = tmp_path / "them", tmp_path / "me"
+    theirs.mkdir()
+    monkeypatch.chdir(theirs)
+    train_toy(Path("runs"), "training.num_steps=1")
+    shutil.copytree(theirs, mine)
+    monkeypatch.chdir(mine)
+    checkpoint = "checkpoint=../them/runs/toy/checkpoints/latest"
+    assert evaluate(checkpoint) == 0
+    assert (theirs / "runs" / "toy" / "evaluation" / "scores.json").is_file()
+    assert not (mine / "runs" / "toy" / "evaluation").exists()
+    assert evaluate(checkpoint, "output_dir=scored") == 0
+    assert (mine / "scored" / "toy" / "evaluation" / "scores.json").is_file()
+
+
+def test_a_run_that_takes_no_scores_is_refused_before_they_are_computed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "toy"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("evaluation*"))
+    (copy / "evaluation").touch()
+    assert evaluate(f"checkpoint={copy / 'checkpoints' / 'latest'}") == 2
+    assert f"output={copy / 'evaluation'} is a file" in capsys.readouterr().err
+
+
 def test_a_file_in_the_place_of_the_output_is_refused_at_once(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,6 +52,9 @@ def test_features_of_a_folder(root: Path, tmp_path: Path, capsys: pytest.Capture
 def test_what_cannot_be_is_refused(root: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is a folder; name a file"):
         main(words(root, tmp_path))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--output, its folder=.* is a file; name a new"):
+        main(words(root, tmp_path / "file" / "c"))
     elsewhere = words(root, tmp_path / "c")
     with pytest.raises(DataError):
         main([str(tmp_path / "none"), *elsewhere[1:]])
