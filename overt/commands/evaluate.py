@@ -6,7 +6,7 @@ On several processes (`torchrun -m overt evaluate ...` or srun) each sample coun
 scores are the same. Without recipe= the checkpoint's own configuration is used. Writes scores.json,
 rows.json with per-sample scores if the recipe provides them, config.yaml and visualizations to the
 output folder (default: RUN/evaluation, RUN being the run folder of the checkpoint;
-RUN/evaluation_2 and so on if that has the scores of other data or settings).
+RUN/evaluation_2 and so on if that has the scores of other weights, data or settings).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     config = configure(checkpoint, overrides, options.package)
     named = {word.partition("=")[0] for word in overrides}
     run = config.run_dir if named & {"exp_name", "output_dir"} else run_of(checkpoint, config)
-    folder = need_folder("output", output or free_folder(run, config))
+    folder = need_folder("output", output or free_folder(run, checkpoint, config))
 
     from overt.distributed import init_distributed, shutdown
     from overt.metrics.features import late_export_errors
@@ -128,15 +128,33 @@ def run_of(checkpoint: Path, config: Config) -> Path:
     return config.run_dir if is_configured else folder.parent
 
 
-def free_folder(run: Path, config: Config) -> Path:
-    """Return the first folder of the run that holds no scores of other data or settings."""
+def free_folder(run: Path, checkpoint: Path, config: Config) -> Path:
+    """Return the run's first folder without scores of other weights, data or settings."""
+    weights = _scored_weights(checkpoint)
 
     def is_free(folder: Path) -> bool:
         saved = folder / "config.yaml"
-        return not saved.exists() or _scored(read_text(saved)) == _scored(config.text)
+        if not saved.exists():
+            return True
+        is_same = _scored(read_text(saved)) == _scored(config.text)
+        return is_same and (weights == run.resolve() or _weights_in(folder) in (None, weights))
 
     names = chain(["evaluation"], (f"evaluation_{number}" for number in count(2)))
     return next(filter(is_free, (run / name for name in names)))
+
+
+def _scored_weights(checkpoint: Path) -> Path:
+    """Return whose the scores of a checkpoint are: its run, or the file or folder itself."""
+    path = checkpoint.resolve()
+    return path.parent.parent if path.parent.name == "checkpoints" else path
+
+
+def _weights_in(folder: Path) -> Path | None:
+    """Return whose scores a folder holds; None where that cannot be told."""
+    try:
+        return _scored_weights(Path(json.loads((folder / "scores.json").read_text())["checkpoint"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _scored(text: str) -> dict[str, Any]:

@@ -104,6 +104,34 @@ def test_the_scores_of_a_run_are_never_written_into_another_of_its_name(
     assert (mine / "scored" / "toy" / "evaluation" / "scores.json").is_file()
 
 
+def test_the_scores_of_a_file_do_not_replace_those_of_a_run_of_its_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of others are scored below runs/RECIPE, where a run of one's own may be."""
+    monkeypatch.chdir(tmp_path)
+    train_toy(Path("runs"), "training.num_steps=1")
+    checkpoint = "runs/toy/checkpoints/latest"
+    for name in ("one", "two"):
+        shutil.copyfile(f"{checkpoint}/model.safetensors", f"{name}.safetensors")
+    settings = ["recipe=toy", "evaluation.samples=3"]
+    for words in (
+        [f"checkpoint={checkpoint}"],
+        ["checkpoint=one.safetensors"],
+        ["checkpoint=two.safetensors"],
+    ):
+        for _ in range(2):  # the same scores again need no other folder
+            assert evaluate(*words, *settings) == 0
+    scored = {
+        folder.name: Path(scores_in(folder)["checkpoint"]).name
+        for folder in Path("runs/toy").glob("evaluation*")
+    }
+    assert scored == {
+        "evaluation": "step_00000001",
+        "evaluation_2": "one.safetensors",
+        "evaluation_3": "two.safetensors",
+    }
+
+
 def test_a_run_that_takes_no_scores_is_refused_before_they_are_computed(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

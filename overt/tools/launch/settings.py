@@ -106,7 +106,10 @@ def read_settings(site: Path | None, options: Mapping[str, Any]) -> SlurmSetting
 def _read(site: Path) -> Any:
     if not site.is_file():
         raise ConfigError(f"--site {site}: no such file")
-    return read_words(site) or {}
+    values = read_words(site)
+    if not isinstance(values, dict | None):
+        raise ConfigError(f"--site {site} is not a mapping of keys to values")
+    return values or {}
 
 
 def _literal(value: Any) -> Any:

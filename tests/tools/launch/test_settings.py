@@ -78,6 +78,9 @@ def test_a_site_is_refused_by_its_name(tmp_path: Path) -> None:
     site.write_text("a: [")
     with pytest.raises(ConfigError, match="not valid YAML"):
         read_settings(site, {})
+    site.write_text("[gpu]")
+    with pytest.raises(ConfigError, match=r"--site .*site\.yaml is not a mapping"):
+        read_settings(site, {})
 
 
 @pytest.mark.parametrize(
