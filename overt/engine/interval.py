@@ -47,6 +47,35 @@ def _differing(expected: Sequence[str], names: Sequence[str], where: str = "") -
     )
 
 
+# What the engine logs as train/NAME next to a recipe's losses and metrics.
+ENGINE_NAMES = (
+    "grad_norm", "lr", "epoch", "skipped_steps", "memory_gib", "seconds_per_step",
+    "samples_per_second", "data_wait_share", "tflops_per_second", "flops_utilization",
+)  # fmt: skip
+
+
+def _refuse_taken(output: StepOutput) -> None:
+    """Refuse names of which two values would be logged as one."""
+    losses, metrics = output.losses, output.metrics
+    taken = {name: "the engine logs a value of this name" for name in ENGINE_NAMES}
+    if len(losses) > 1 or "loss" in metrics:
+        taken["loss"] = "train/loss is the sum of all losses"
+    taken |= dict.fromkeys(losses.keys() & metrics.keys(), "it is both a loss and a metric")
+    for name in (*losses, *metrics):
+        if name in taken:
+            kind = "loss" if name in losses else "metric"
+            raise ConfigError(
+                f"StepOutput holds a {kind} {name}, but {taken[name]}; give it another name"
+            )
+
+
+def _terms(output: StepOutput) -> dict[str, Tensor]:
+    """Return losses and metrics by name; an only loss called `loss` is the total itself."""
+    terms = {**output.losses, **output.metrics}
+    terms.pop("loss", None)
+    return terms
+
+
 class Interval:
     """Sums of the steps since the last log line: kept on the device, added up and read only there.
 
@@ -67,12 +96,14 @@ class Interval:
 
     def add(self, outputs: list[StepOutput], applied: Tensor, grad_norm: Tensor) -> None:
         """Add this rank's part of one step; a skipped step does not count."""
-        terms = [{**output.losses, **output.metrics} for output in outputs]
+        terms = [_terms(output) for output in outputs]
         names = ["loss", *terms[0], "grad_norm"]
-        if not self.has_steps and names != self.names:
-            # Sums of a version with other metrics cannot be continued.
-            self.names = names
-            self.reset()
+        if not self.has_steps:
+            _refuse_taken(outputs[0])
+            if names != self.names:
+                # Sums of a version with other metrics cannot be continued.
+                self.names = names
+                self.reset()
         self.has_steps = True
         row = [applied, grad_norm]
         for output, values in zip(outputs, terms, strict=True):

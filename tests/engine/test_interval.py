@@ -99,6 +99,36 @@ def test_numbers_are_added_by_their_names() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("losses", "metrics", "reason"),
+    [
+        (["loss", "reg"], [], "a loss loss, but train/loss is the sum of all losses"),
+        (["fit"], ["loss"], "a metric loss, but train/loss is the sum of all losses"),
+        (["fit", "reg"], ["reg"], "a loss reg, but it is both a loss and a metric"),
+        (["fit"], ["lr"], "a metric lr, but the engine logs a value of this name"),
+        (["grad_norm"], [], "a loss grad_norm, but the engine logs a value of this name"),
+    ],
+)
+def test_names_under_which_two_values_would_be_logged_are_refused(
+    losses: list[str], metrics: list[str], reason: str
+) -> None:
+    """One replaced the other: train/loss was a single term, or train/reg the metric."""
+    one = torch.ones(())
+    with pytest.raises(ConfigError, match=f"{reason}; give it another name"):
+        Interval(CPU).add(
+            [StepOutput(dict.fromkeys(losses, one), dict.fromkeys(metrics, one))], one, one
+        )
+
+
+def test_an_only_loss_may_be_called_loss_and_survives_a_resume() -> None:
+    one = torch.ones(())
+    first, second = Interval(CPU), Interval(CPU)
+    first.add([StepOutput({"loss": 2 * one})], one, one)
+    second.load_state_dict(first.state_dict(), ALONE)
+    second.add([StepOutput({"loss": 4 * one})], one, one)
+    assert second.totals().means() == {"loss": 3.0, "grad_norm": 1.0}
+
+
 def totals_of_unlike_ranks() -> str | None:
     init_distributed("cpu")
     interval, one = Interval(CPU), torch.ones(())

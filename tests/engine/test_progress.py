@@ -11,6 +11,7 @@ from torch import nn
 from toy_runs import toy_config
 
 from overt.distributed import World
+from overt.engine.interval import ENGINE_NAMES
 from overt.engine.loader import StepBatch
 from overt.engine.progress import Progress
 from overt.health.pace import Meter, StragglerWatch
@@ -48,6 +49,18 @@ def test_a_line_holds_the_means_since_the_last_one(tmp_path: Path) -> None:
     assert numbers["train/memory_gib"] == line.memory_bytes / 2**30 > 0
     add(progress, 5.0)
     assert progress.read(4, 0.8, 0.01, 1).shown["loss"] == 5.0
+
+
+def test_every_number_of_the_engine_is_a_name_that_recipes_may_not_use(tmp_path: Path) -> None:
+    progress = make(tmp_path)
+    clock = iter(range(100))
+    progress.meter = Meter(skip_steps=1, clock=lambda: float(next(clock)))
+    progress.observer.flops = 10**9
+    add(progress, 1.0, 1.0)
+    numbers = progress.read(2, 0.0, 0.0, 0).numbers
+    names = {name.removeprefix("train/") for name in numbers} - {"loss", "fit", "size"}
+    assert {"lr", "seconds_per_step", "tflops_per_second"} <= names
+    assert names <= set(ENGINE_NAMES)
 
 
 def test_the_first_steps_have_no_speed(tmp_path: Path) -> None:
