@@ -57,7 +57,7 @@ ENGINE_NAMES = (
 def _refuse_taken(output: StepOutput) -> None:
     """Refuse names of which two values would be logged as one."""
     losses, metrics = output.losses, output.metrics
-    taken = {name: "the engine logs a value of this name" for name in ENGINE_NAMES}
+    taken = dict.fromkeys(ENGINE_NAMES, "the engine logs a value of this name")
     if len(losses) > 1 or "loss" in metrics:
         taken["loss"] = "train/loss is the sum of all losses"
     taken |= dict.fromkeys(losses.keys() & metrics.keys(), "it is both a loss and a metric")

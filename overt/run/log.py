@@ -131,10 +131,10 @@ class MetricsLogger:
         """
         if not self._active:
             return
-        step = self._last_step + 1 if step is None else step
+        step = self._last_step + 1 if step is None else int(step)
         numbers: dict[str, float] = {}
         for name, value in metrics.items():
-            key = f"{prefix.rstrip('/')}/{name}" if prefix else name
+            key = _printable(f"{prefix.rstrip('/')}/{name}" if prefix else str(name))
             with self._never_stop(f"the metric {name}"):
                 numbers[f"metrics/{key}" if key in OWN_FIELDS else key] = _number(value)
         fresh = self._only_new(numbers, step)
@@ -146,9 +146,10 @@ class MetricsLogger:
         if not self._active:
             return
         for name, value in metrics.items():
-            value = value.detach() if isinstance(value, Tensor) else value
-            total, count = self._sums.get(name, (0.0, 0))
-            self._sums[name] = (total + value, count + 1)
+            with self._never_stop(f"the metric {name}"):
+                value = value.detach() if isinstance(value, Tensor) else value
+                total, count = self._sums.get(name, (0.0, 0))
+                self._sums[name] = (total + value, count + 1)
 
     def log_accumulated_metrics(self, step: int | None = None, prefix: str = "") -> None:
         """Log the mean of what was accumulated since the last time, and reset."""
@@ -161,16 +162,16 @@ class MetricsLogger:
         if not self._active:
             return
         with self._never_stop(f"the image {name}"):
-            pixels = as_pixels(image)
-            self._send(lambda tracker: tracker.image(name, pixels, step, caption))
+            pixels, title, at = as_pixels(image), _printable(name), int(step)
+            self._send(lambda tracker: tracker.image(title, pixels, at, caption))
 
     def log_video(self, name: str, frames: Any, step: int, fps: float = 10) -> None:
         """Log a video, (T, 3, H, W) uint8, as an animated GIF."""
         if not self._active:
             return
         with self._never_stop(f"the video {name}"):
-            gif = as_gif(frames, fps)
-            self._send(lambda tracker: tracker.video(name, gif, step))
+            gif, title, at = as_gif(frames, fps), _printable(name), int(step)
+            self._send(lambda tracker: tracker.video(title, gif, at))
 
     def log_picture(self, name: str, pixels: Any, step: int) -> None:
         """Log a picture, or, with a dimension more, (T, 3, H, W), a video."""
@@ -183,9 +184,10 @@ class MetricsLogger:
         if not self._active:
             return
         with self._never_stop(f"the text {name}"):
+            title, words, at = _printable(name), _printable(text), int(step)
             self._send(
                 lambda tracker: (
-                    tracker.text(name, text, step) if isinstance(tracker, TextTracker) else None
+                    tracker.text(title, words, at) if isinstance(tracker, TextTracker) else None
                 )
             )
 
@@ -200,8 +202,9 @@ class MetricsLogger:
         with self._never_stop(f"the histogram {name}"):
             array = as_array(values).astype(np.float64).ravel()
             finite = array[np.isfinite(array)]
-            if finite.size and self._only_new({name: 0.0}, step):
-                self._send(lambda tracker: tracker.histogram(name, finite, step))
+            title, at = _printable(name), int(step)
+            if finite.size and self._only_new({title: 0.0}, at):
+                self._send(lambda tracker: tracker.histogram(title, finite, at))
 
     def log_model_gradients(self, model: nn.Module, step: int) -> None:
         """A histogram of each parameter's gradient; call it before the gradients are cleared.
@@ -289,7 +292,9 @@ class MetricsLogger:
 
     def _send(self, call: Callable[[Tracker], None]) -> None:
         for tracker in list(self._trackers):
-            with self._never_stop(tracker.name, tracker):
+            # A user's tracker can be without a name.
+            name = getattr(tracker, "name", type(tracker).__name__)
+            with self._never_stop(name, tracker):
                 call(tracker)
 
     @contextmanager
@@ -316,7 +321,13 @@ class MetricsLogger:
 def _number(value: Any) -> float:
     if isinstance(value, Tensor | np.generic | np.ndarray):
         value = value.item()  # host-device sync
-    return value if type(value) is int else float(value)
+    number = float(value)  # raises for an integer that no tracker can hold
+    return value if type(value) is int else number
+
+
+def _printable(text: str) -> str:
+    """Return the text with half surrogates as question marks: trackers fail to encode them."""
+    return text.encode(errors="replace").decode()
 
 
 def _full_tensor(tensor: Tensor) -> Tensor:
@@ -335,6 +346,8 @@ def as_array(values: Any) -> NDArray[Any]:
 def as_pixels(image: Any) -> Pixels:
     """Return a picture in any of the usual layouts as (H, W, 3) uint8."""
     array = as_array(image)
+    if array.size == 0:
+        raise ValueError(f"a picture of shape {array.shape} has no pixels")
     array = array[None] if array.ndim == 2 else array
     if array.ndim == 3 and array.shape[0] in (1, 3, 4):  # channels first, where both could be
         array = array.transpose(1, 2, 0)
@@ -351,6 +364,8 @@ def as_pixels(image: Any) -> Pixels:
 def as_gif(frames: Any, fps: float) -> bytes:
     """Return a video, (T, 3, H, W), as the bytes of an animated GIF that loops."""
     pictures = [with_palette(as_pixels(frame)) for frame in frames]
+    if not pictures:
+        raise ValueError("a video needs at least one frame")
     buffer = io.BytesIO()
     milliseconds = max(round(1000 / fps), 20)  # viewers slow down shorter delays
     pictures[0].save(

@@ -29,6 +29,7 @@ from overt.errors import STOPPED_EXIT_CODES
 
 Pixels = NDArray[np.uint8]  # (H, W, 3)
 Values = NDArray[np.floating[Any]]  # (N,) finite
+LARGEST_BINNED = 9e19  # in a histogram of TensorBoard
 
 
 class Tracker(Protocol):
@@ -168,6 +169,20 @@ class RunFolder:
             os.replace(self.metrics_file, older)
 
 
+def binned(values: Values) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the counts of 64 bins and their 65 edges; of any finite values.
+
+    Where the values are too close for as many separate edges, the bins reach beyond them.
+    """
+    values = values.clip(-1e307, 1e307)  # the distance of two values is finite as well
+    low, high = float(values.min()), float(values.max())
+    largest = max(abs(low), abs(high))
+    if high - low <= max(1e-13 * largest, 1e-300):
+        margin = max(1e-9 * largest, 0.5)
+        low, high = low - margin, high + margin
+    return np.histogram(values, bins=64, range=(low, high))
+
+
 class TensorBoard:
     """Event files in one folder; what an earlier start wrote from `first_step` on is hidden."""
 
@@ -209,7 +224,8 @@ class TensorBoard:
         self._writer.add_text(usual_name(name), textwrap.indent(text, "    ", lambda _: True), step)
 
     def histogram(self, name: str, values: Values, step: int) -> None:
-        self._writer.add_histogram(name, values, step)
+        # Its bins end at 1e20: of values that are all beyond them it makes no histogram.
+        self._writer.add_histogram(name, values.clip(-LARGEST_BINNED, LARGEST_BINNED), step)
 
     def close(self, exit_code: int) -> None:
         self._writer.close()
@@ -270,8 +286,7 @@ class WeightsAndBiases:
         self._log({usual_name(name): self._wandb.Html(f"<pre>{html.escape(text)}</pre>")}, step)
 
     def histogram(self, name: str, values: Values, step: int) -> None:
-        counts = np.histogram(values, bins=64)
-        self._log({name: self._wandb.Histogram(np_histogram=counts)}, step)
+        self._log({name: self._wandb.Histogram(np_histogram=binned(values))}, step)
 
     def close(self, exit_code: int) -> None:
         if exit_code in STOPPED_EXIT_CODES and hasattr(self._run, "mark_preempting"):

@@ -65,6 +65,19 @@ def test_a_row_is_there_as_soon_as_it_is_logged(tmp_path: Path) -> None:
     assert len(rows(tmp_path)) == 1
 
 
+def test_a_step_from_numpy_or_torch_is_a_number_that_a_resume_keeps(tmp_path: Path) -> None:
+    """It was a text in the row, which the report and a resume skip."""
+    with plain(tmp_path) as logger:
+        logger.log_metrics({"loss": 0.5}, np.int64(1))  # type: ignore[arg-type]
+        logger.log_metrics({"loss": 0.25}, torch.tensor(2))  # type: ignore[arg-type]
+        logger.log_image("picture", SQUARE, np.int64(2))  # type: ignore[arg-type]
+    with plain(tmp_path, resume_step=2):
+        pass
+    assert rows(tmp_path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]
+    (picture,) = [event for event in events(tmp_path) if event["kind"] == "image"]
+    assert picture["step"] == 2
+
+
 def test_without_a_step_the_steps_follow_each_other(tmp_path: Path) -> None:
     with plain(tmp_path, resume_step=4) as logger:
         for _ in range(2):
@@ -117,6 +130,17 @@ def test_means_of_what_was_accumulated(tmp_path: Path) -> None:
         {"step": 7, "train/loss": 3.0, "train/n": 3.0, "train/rare": 4.0},
         {"step": 8, "train/loss": 5.0},
     ]
+
+
+def test_what_has_no_mean_is_left_out_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with plain(tmp_path) as logger:
+        for _ in range(2):
+            logger.accumulate_metrics({"note": "text", "nothing": None, "loss": 1.0})
+        logger.log_accumulated_metrics(1)
+    assert rows(tmp_path) == [{"step": 1, "loss": 1.0}]
+    assert len(caplog.messages) == 2
 
 
 def test_events_keep_what_happened(tmp_path: Path) -> None:

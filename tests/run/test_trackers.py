@@ -3,6 +3,7 @@
 import builtins
 import io
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from PIL import Image
 from wandb_file import read_offline_run
 
 from overt.run.log import MetricsLogger
-from overt.run.trackers import Start, usual_name, usual_names
+from overt.run.trackers import Start, binned, usual_name, usual_names
 
 # --- other trackers -------------------------------------------------------------------------------
 
@@ -83,7 +84,100 @@ def test_another_tracker_that_fails_stops_nothing(
     assert "diary failed: OSError('no ink'); it is disabled" in second
 
 
+class Nameless:
+    """A tracker without the name that the protocol asks for."""
+
+    def __init__(self, start: Start) -> None:
+        self.rows = 0
+
+    def metrics(self, values: Any, step: int) -> None:
+        self.rows += 1
+        if self.rows > 1:
+            raise OSError("no ink")
+
+
+def test_a_tracker_without_a_name_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with plain(tmp_path, trackers=[Nameless]) as logger:  # type: ignore[list-item]
+        for step in range(3):
+            logger.log_metrics({"loss": 1.0}, step)
+    assert len(rows(tmp_path)) == 3
+    (message,) = caplog.messages
+    assert "Nameless failed: OSError('no ink'); it is disabled" in message
+
+
+UNUSUAL = {
+    "constant, large": [1e17],
+    "beyond the bins of TensorBoard": [1e25, 1e30],
+    "of both signs": [-1e308, 1e308],
+    "neighbors": [1.0, float(np.nextafter(1.0, 2.0))],
+    "subnormal": [1e-320, 2e-320],
+    "zero": [0.0, 0.0],
+}
+
+
+@pytest.mark.parametrize("values", UNUSUAL.values(), ids=UNUSUAL)
+def test_any_finite_values_have_bins(values: list[float]) -> None:
+    counts, edges = binned(np.array(values))
+    assert (len(counts), len(edges), counts.sum()) == (64, 65, len(values))
+    assert np.isfinite(edges).all()
+    assert (np.diff(edges) > 0).all()
+
+
+def test_the_bins_of_usual_values_are_those_of_numpy() -> None:
+    values = np.random.default_rng(0).normal(size=100)
+    for array in (values, np.ones(5)):
+        for bins, expected in zip(binned(array), np.histogram(array, bins=64), strict=True):
+            np.testing.assert_array_equal(bins, expected)
+
+
+def no_pixels(logger: MetricsLogger) -> None:
+    logger.log_image("empty", np.zeros((3, 0, 5)), 1)
+    logger.log_video("empty", torch.zeros(0, 3, 4, 4), 1)
+
+
+def half_a_surrogate(logger: MetricsLogger) -> None:
+    """As bytes that are no UTF-8 become when a text is read with surrogateescape."""
+    logger.log_text("text \udc80", "a\udc80", 1)
+    logger.log_metrics({"metric \udc80": 1.0}, 1)
+    logger.log_image("image \udc80", SQUARE, 1, "caption \udc80")
+    logger.log_histogram("values \udc80", [1.0], 1)
+
+
+def extreme_numbers(logger: MetricsLogger) -> None:
+    for name, values in UNUSUAL.items():
+        logger.log_histogram(name, values, 1)
+    logger.log_metrics({"more than a float holds": 10**400, "much": 10**300}, 1)
+
+
+def other_types(logger: MetricsLogger) -> None:
+    logger.log_metrics({1: 2.0}, np.int64(1))  # type: ignore[dict-item, arg-type]
+    logger.log_image("picture", SQUARE, torch.tensor(1))  # type: ignore[arg-type]
+    logger.log_histogram("values", [1.0], np.int32(1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("log", [no_pixels, half_a_surrogate, extreme_numbers, other_types])
+def test_unusual_values_disable_no_tracker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, log: Callable[[MetricsLogger], None]
+) -> None:
+    """A diverged gradient or an empty picture ended TensorBoard and W&B for the rest of a run."""
+    with MetricsLogger("test", tmp_path, use_wandb=True, wandb_mode="offline") as logger:
+        log(logger)
+        logger.log_metrics({"loss": 0.5}, 2)
+    assert not [message for message in caplog.messages if "disabled" in message]
+    assert "loss" in read_offline_run(written_run(tmp_path)).rows[-1]
+    assert tensorboard_of(tmp_path).Scalars("loss")[0].step == 2
+
+
 # --- TensorBoard ----------------------------------------------------------------------------------
+
+
+def tensorboard_of(folder: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    return events.Reload()
 
 
 def test_tensorboard_shows_a_text_as_it_is(tmp_path: Path) -> None:
