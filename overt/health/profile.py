@@ -71,11 +71,15 @@ class StepProfile:
         if self.world.device.type == "cuda":
             torch.cuda.synchronize()  # what was launched belongs to these steps
         record.stop()
-        self.folder.mkdir(parents=True, exist_ok=True)
         name = f"steps_{self.recorded[0]}_{self.recorded[-1]}_rank{self.world.rank}"
         trace, table = self.folder / f"{name}.json", self.folder / f"{name}.txt"
-        record.export_chrome_trace(str(trace))
-        table.write_text(summary(record, self.world.device.type, len(self.recorded)))
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            record.export_chrome_trace(str(trace))
+            table.write_text(summary(record, self.world.device.type, len(self.recorded)))
+        except (OSError, RuntimeError) as error:  # a run is worth more than its profile
+            log.warning("the profile could not be written to %s (%s)", self.folder, error)
+            return
         log.info("profile of steps %d to %d: %s", self.recorded[0], self.recorded[-1], table)
 
     def _remember_allocations(self) -> None:

@@ -146,7 +146,8 @@ class Console:
         """Redraw the live lines in place."""
         if not self._live or not (self._head or self._numbers or self._work or self._score):
             return
-        columns = shutil.get_terminal_size().columns - 1
+        # At least one column: without it, no line is left to color.
+        columns = max(shutil.get_terminal_size().columns - 1, 1)
         lines = []
         if self._head:
             head = list(self._head)

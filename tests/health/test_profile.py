@@ -45,6 +45,16 @@ def test_a_run_that_ends_within_the_steps_writes_what_it_has(tmp_path: Path) -> 
     assert steps_in(tmp_path / "profile/steps_5_6_rank0.json") == {"step 5", "step 6"}
 
 
+def test_a_profile_that_cannot_be_written_stops_no_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "profile").touch()  # no folder can be made here
+    train_toy(tmp_path, *FEW, "training.profile_steps=[3,4]")
+    assert weights(tmp_path / "run", 6)
+    assert "the profile could not be written to" in caplog.text
+
+
 def test_other_steps_are_not_touched(tmp_path: Path) -> None:
     config = toy_config(tmp_path, "training.profile_steps=[3,4]")
     profile = StepProfile(

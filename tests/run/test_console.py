@@ -153,6 +153,18 @@ def test_the_line_never_wraps_and_shows_whole_parts(
     assert max(map(len, stream.shown())) <= columns
 
 
+def test_a_terminal_of_one_column_does_not_stop_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a pane is that was made very narrow: no line was left, and the first was colored."""
+    monkeypatch.setenv("COLUMNS", "1")
+    stream = Terminal()
+    console = Console(345, stream=stream)
+    console.update(12, 1, {"loss": 0.25})
+    console.keep_score("accuracy 0.5")
+    console.working("scoring", 1, 3)
+    console.close()
+    assert stream.shown()[0] == "s"
+
+
 def test_the_table_is_aligned() -> None:
     stream = io.StringIO()
     Console(1, stream=stream).table("run", [("batch", "2 x 4 = 8"), ("learning rate", "0.1")])
