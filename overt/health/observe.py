@@ -29,13 +29,20 @@ class Observer:
     ) -> None:
         self.settings, self.total_steps = settings, total_steps
         self.log_histograms = log_histograms
-        self.norms: tuple[list[str], Tensor] | None = None  # names, (2, names) on the device
+        # Names, (2, names) on the device, of each update of the last step that was measured.
+        self.norms: list[tuple[list[str], Tensor]] = []
+        self.norms_step = 0
         self.flops: int | None = None  # of one step on this rank
 
     def see_gradients(self, model: nn.Module, step: int) -> None:
-        """Measure the gradients of `step`, complete and not yet clipped."""
+        """Measure the gradients of `step`, complete and not yet clipped.
+
+        A step of several updates calls this before each of them.
+        """
         if self.settings.norms_depth is not None and self._is_due(step, self.settings.every_steps):
-            self.norms = module_norms(model, self.settings.norms_depth)
+            if step != self.norms_step:
+                self.norms, self.norms_step = [], step
+            self.norms.append(module_norms(model, self.settings.norms_depth))
         if self.has_histograms(step):
             self.log_histograms(model, step)
 
@@ -53,14 +60,14 @@ class Observer:
     ) -> dict[str, float]:
         """Return what was measured since the last log line, under full names."""
         numbers: dict[str, float] = {}
-        if self.norms is not None:
-            names, norms = self.norms
+        # Of a module in several updates the first one counts, as for its histograms.
+        for names, norms in reversed(self.norms):
             gradients, weights = norms.tolist()  # the host has caught up: the losses were read
             for kind, values in (("gradient_norm", gradients), ("weight_norm", weights)):
                 numbers |= {
                     f"{kind}/{name}": norm for name, norm in zip(names, values, strict=True)
                 }
-            self.norms = None
+        self.norms = []
         if self.flops is not None and math.isfinite(seconds_per_step):
             numbers["train/tflops_per_second"] = self.flops / seconds_per_step / 1e12
             if device.type == "cuda":

@@ -213,12 +213,17 @@ class MetricsLogger:
         """
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
-                self.log_histogram(f"gradients/{name}", _full_tensor(parameter.grad), step)
+                self._log_first(f"gradients/{name}", _full_tensor(parameter.grad), step)
 
     def log_model_weights(self, model: nn.Module, step: int) -> None:
         """A histogram of each parameter; of a sharded model on every process."""
         for name, parameter in model.named_parameters():
-            self.log_histogram(f"weights/{name}", _full_tensor(parameter), step)
+            self._log_first(f"weights/{name}", _full_tensor(parameter), step)
+
+    def _log_first(self, name: str, values: Tensor, step: int) -> None:
+        """Log a histogram unless the step has it: a step may have several updates."""
+        if step != self._last_step or name not in self._names_at_last_step:
+            self.log_histogram(name, values, step)
 
     def log_system_metrics(self, step: int) -> None:
         """Log how busy processor, memory, disk and network of this host and its GPUs are."""

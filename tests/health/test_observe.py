@@ -1,13 +1,17 @@
 """overt/health/observe.py: norms, histograms and FLOPs in a run's log, and no trace in the run."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from small_gan import Gan
 from torch import nn
-from toy_runs import read_rows, same_bits, train_toy, weights
+from toy_runs import read_rows, same_bits, toy_config, train_toy, weights
 
+from overt.distributed import init_distributed
+from overt.engine.trainer import Trainer
 from overt.health.observe import module_norms
 
 EVERYTHING = (
@@ -86,6 +90,36 @@ def test_a_run_that_is_observed_is_the_same_run(tmp_path: Path) -> None:
         row["step"] for row in read_rows(tmp_path / "observed") if "gradients/last.bias/std" in row
     ]
     assert spread == [4, 8, 12]
+
+
+class TwiceCritical(Gan):
+    """The critic is updated twice in a step, then the generator."""
+
+    def custom_step(self, trainer: Any, micro_batches: list[Any], counts: Any) -> Any:
+        self.norms: list[float] = []
+        for turn in ("critic", "critic", "generator"):
+            own = [replace(one, batch=replace(one.batch, turn=turn)) for one in micro_batches]
+            outputs = trainer.add_gradients(own, counts, only=f"{turn}.")
+            norm, applied = trainer.update(only=f"{turn}.")
+            self.norms.append(float(norm))
+        return outputs, norm, applied
+
+
+def test_all_updates_of_a_step_are_observed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the last network had norms, and every histogram came with a warning."""
+    config = toy_config(tmp_path, "training.num_steps=4", "exp_name=gan", *EVERYTHING[:2])
+    recipe = TwiceCritical(config.settings)
+    Trainer(config, recipe, init_distributed("cpu")).train()
+    rows = read_rows(tmp_path / "gan")
+    (line,) = [row for row in rows if row["step"] == 4 and "train/loss" in row]
+    expected = {"critic": recipe.norms[0], "generator": recipe.norms[2]}
+    assert {name: line[f"gradient_norm/{name}"] for name in expected} == pytest.approx(expected)
+    assert line["weight_norm/critic"] > 0
+    for name in ("gradients/critic.0.bias", "gradients/generator.0.bias", "weights/critic.0.bias"):
+        assert len([row for row in rows if f"{name}/std" in row]) == 1
+    assert "logged twice" not in caplog.text
 
 
 def test_a_run_that_is_not_observed_says_nothing(tmp_path: Path) -> None:
