@@ -49,6 +49,19 @@ class StepOutput:
     metrics: dict[str, Tensor] = field(default_factory=dict)
     carry: dict[str, Tensor] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not self.losses:
+            raise ConfigError("StepOutput holds no loss; give it at least one, by name")
+        for name, value in (*self.losses.items(), *self.metrics.items()):
+            # Asked of the value itself: a recipe's class is checked before torch is imported.
+            if getattr(value, "ndim", None) != 0 or not hasattr(value, "detach"):
+                shape = getattr(value, "shape", None)
+                of = "" if shape is None else f" of shape {tuple(shape)}"
+                raise ConfigError(
+                    f"StepOutput holds {name}, a {type(value).__name__}{of}; expected a tensor "
+                    'without dimensions, such as errors.sum() / counts["samples"]'
+                )
+
     @cached_property
     def total(self) -> Tensor:
         """The sum of the terms: what is differentiated."""

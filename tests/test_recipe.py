@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -237,6 +238,25 @@ def test_the_total_is_the_sum_of_the_terms_and_scales_with_them() -> None:
     assert float(half.metrics["size"]) == 2.0
     assert float(half.total) == 1.75
     assert half.carry is output.carry  # no part of the loss
+
+
+@pytest.mark.parametrize(
+    ("losses", "metrics", "message"),
+    [
+        ({}, {}, "holds no loss"),
+        (
+            {"fit": torch.ones(3, 2)},
+            {},
+            r"holds fit, a Tensor of shape \(3, 2\); expected a tensor",
+        ),
+        ({"fit": torch.ones(())}, {"right": 0.5}, "holds right, a float; expected a tensor"),
+        ({"fit": torch.ones(())}, {"right": np.float32(1)}, "holds right, a float32 of shape"),
+    ],
+)
+def test_a_step_that_returns_no_numbers_is_refused(losses: Any, metrics: Any, message: str) -> None:
+    """In the recipe's own loss, not in a traceback of the engine at the next log line."""
+    with pytest.raises(ConfigError, match=message):
+        StepOutput(losses, metrics)
 
 
 def test_a_term_of_zero_keeps_its_graph() -> None:

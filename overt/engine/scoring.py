@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -61,12 +61,39 @@ def score_sets(
     recipe: Recipe, model: Any, world: World, names: Collection[str] | None = None
 ) -> dict[str, float]:
     """Return the scores of these sets, or of all: of further ones under NAME/SCORE."""
-    scores = dict(recipe.evaluate(model, world)) if names is None or OWN in names else {}
+    kind, scores = type(recipe).__qualname__, {}
+    if names is None or OWN in names:
+        scores = _numbers(recipe.evaluate(model, world), f"{kind}.evaluate")
     for name, evaluate in recipe.evaluation_sets().items():
         if names is None or name in names:
-            for key, value in evaluate(model, world).items():
-                scores[f"{name}/{key}"] = value
+            values = _numbers(evaluate(model, world), f"the evaluation set {name} of {kind}")
+            scores |= {f"{name}/{key}": value for key, value in values.items()}
     return scores
+
+
+def _numbers(scores: object, owner: str) -> dict[str, float]:
+    """Return scores as numbers of Python; refused where they are none."""
+    if not isinstance(scores, Mapping):
+        raise ConfigError(
+            f"{owner} returned {type(scores).__name__}, expected a dict of scores by name; return "
+            "{} where there are none"
+        )
+    numbers: dict[str, float] = {}
+    for name, value in scores.items():
+        # A tensor or array of one element.
+        number = value.item() if getattr(value, "shape", None) in ((), (1,)) else value
+        if not isinstance(name, str) or not isinstance(number, int | float):
+            raise ConfigError(
+                f"{owner} returned {name!r}: {_short(value)}; expected a name and a number, NaN "
+                "where a score is unknown"
+            )
+        numbers[name] = number
+    return numbers
+
+
+def _short(value: object) -> str:
+    shape = getattr(value, "shape", None)
+    return repr(value)[:80] if shape is None else f"a {type(value).__name__} of {tuple(shape)}"
 
 
 def score(
@@ -85,7 +112,7 @@ def score(
             with torch.inference_mode(), autocast:
                 scores = score_sets(recipe, model, world, names)
                 if world.is_main and (names is None or OWN in names):
-                    for name, sample in recipe.visualize(model).items():
+                    for name, sample in (recipe.visualize(model) or {}).items():
                         log_sample(name, sample)
         finally:
             model.train(was_training)

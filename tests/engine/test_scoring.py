@@ -14,7 +14,7 @@ from toy_recipe.recipe import Toy
 from toy_runs import make_trainer, read_rows, toy_config
 
 from overt.distributed import World
-from overt.engine.scoring import OWN, Cadence, score
+from overt.engine.scoring import OWN, Cadence, score, score_sets
 from overt.errors import ConfigError
 
 MAIN = World(0, 1, 0, torch.device("cpu"))
@@ -71,6 +71,42 @@ def test_a_model_that_was_not_training_stays_so(recipe: Careless) -> None:
     model = nn.Linear(2, 2).eval()
     score(recipe, nullcontext(model), MAIN, nullcontext(), lambda *_: None)
     assert not model.training
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        (None, "Careless.evaluate returned NoneType, expected a dict of scores by name"),
+        ({"error": None}, "Careless.evaluate returned 'error': None; expected a name and a number"),
+        ({"error": torch.ones(3)}, r"returned 'error': a Tensor of \(3,\); expected a name"),
+        ({3: 0.5}, "returned 3: 0.5; expected a name and a number"),
+    ],
+)
+def test_scores_that_are_no_numbers_by_name_are_refused(
+    recipe: Careless, monkeypatch: pytest.MonkeyPatch, scores: Any, message: str
+) -> None:
+    monkeypatch.setattr(Careless, "evaluate", lambda *_: scores)
+    with pytest.raises(ConfigError, match=message):
+        score_sets(recipe, nn.Linear(1, 1), MAIN)
+    monkeypatch.setattr(Careless, "evaluate", lambda *_: {})
+    monkeypatch.setattr(Careless, "evaluation_sets", lambda _: {"night": lambda *_: scores})
+    with pytest.raises(ConfigError, match="the evaluation set night of Careless returned"):
+        score_sets(recipe, nn.Linear(1, 1), MAIN)
+
+
+def test_scores_become_numbers_of_python(recipe: Careless, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"a": torch.tensor(0.5), "b": np.float32(0.25), "c": torch.tensor([3]), "d": 1}
+    monkeypatch.setattr(Careless, "evaluate", lambda *_: given)
+    scores = score_sets(recipe, nn.Linear(1, 1), MAIN)
+    assert scores == {"a": 0.5, "b": 0.25, "c": 3, "d": 1}
+    assert {type(value) for value in scores.values()} == {float, int}
+
+
+def test_a_recipe_that_shows_nothing_may_return_nothing(
+    recipe: Careless, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Careless, "visualize", lambda *_: None)
+    assert score(recipe, nullcontext(nn.Linear(1, 1)), MAIN, nullcontext(), print)
 
 
 def test_only_the_main_rank_draws(recipe: Careless) -> None:
