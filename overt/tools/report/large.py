@@ -29,7 +29,10 @@ SESSIONS = (b'"kind": "start"', b'"kind": "resume"', b'"kind": "finish"')
 
 
 def rows_before(path: Path, end: int, words: Sequence[bytes], samples: int) -> list[Row]:
-    """Return samples of the rows before offset `end`, and those with one of `words`, in order."""
+    """Return samples of the rows before offset `end`, and those with one of `words`, in order.
+
+    Of more than `MOST_ROWS` with a word, evenly spaced ones.
+    """
     rows: dict[int, Row] = {}
     with path.open("rb") as opened:
         # In memory, where that is little, a seek costs nothing.
@@ -38,12 +41,18 @@ def rows_before(path: Path, end: int, words: Sequence[bytes], samples: int) -> l
             row = parse_row(line)
             if row is not None:
                 rows[offset] = row
-        for offset, line in _with_words(file, max(end - MOST_SCANNED, 0), end, words):
+        matches: list[tuple[int, bytes]] = []
+        every = 1  # the interval of rows with a word that are kept
+        candidates = _with_words(file, max(end - MOST_SCANNED, 0), end, words)
+        for number, match in enumerate(candidates):
+            if number % every == 0:
+                matches.append(match)
+            if len(matches) > MOST_ROWS:  # thinned over the whole length, never cut off
+                matches, every = matches[::2], 2 * every
+        for offset, line in matches:
             row = parse_row(line)
             if row is not None:
                 rows[offset] = row
-            if len(rows) > MOST_ROWS + samples:
-                break
     return [rows[offset] for offset in sorted(rows)]
 
 

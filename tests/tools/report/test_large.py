@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,18 @@ def test_samples_lie_over_the_whole_length_and_no_score_is_missed(tmp_path: Path
     assert max(gaps) <= 400 // 20 + 2
     assert run.curves["evaluation/e"].steps == list(range(50, 401, 50))
     assert run.sessions[0].end == 1400.0
+
+
+def test_very_many_scores_are_thinned_and_not_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the limit all later scores were missing, up to those at the end of the log."""
+    monkeypatch.setattr(large, "MOST_ROWS", 10)
+    run = open_run(write(tmp_path, [START], rows(2000)), budget=Budget(2000, samples=5))
+    steps = run.curves["evaluation/e"].steps
+    assert (steps[0], steps[-1]) == (50, 2000)
+    assert max(after - before for before, after in pairwise(steps)) <= 8 * 50
+    assert len(steps) <= 10 + 5 + 20  # matches, samples and the end
 
 
 def test_a_small_log_is_read_as_it_is(tmp_path: Path) -> None:
