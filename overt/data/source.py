@@ -6,7 +6,10 @@ class.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from overt.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,3 +62,28 @@ class SplitStream(SampleStream, Protocol):
 
     def check_split(self, batch_size: int, world_size: int, num_workers: int) -> None:
         """Reject a split: samples per micro-batch, ranks, loader processes of each."""
+
+
+def check_source(source: object) -> None:
+    """Refuse what is not a source, such as a dataset of torch, before anything is read from it."""
+    kind = type(source).__qualname__
+    advice = "see `overt docs add_a_recipe`, Data"
+    if not hasattr(source, "__len__"):
+        raise ConfigError(
+            f"build_dataset returned a {kind}, which has no length; a source has __len__ and "
+            f"sample(index, rng) ({advice})"
+        )
+    sample = getattr(source, "sample", None)
+    if not callable(sample):
+        raise ConfigError(
+            f"build_dataset returned a {kind}, which has no sample(index, rng); the loader is the "
+            f"engine's, so a source needs that method instead of __getitem__ ({advice})"
+        )
+    try:
+        inspect.signature(sample).bind(0, None)
+    except TypeError as error:
+        raise ConfigError(
+            f"{kind}.sample cannot be called as sample(index, rng): {error} ({advice})"
+        ) from None
+    except ValueError:  # a function without a signature of Python
+        return

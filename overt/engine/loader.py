@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from overt.config.batch import BatchPlan
 from overt.data.rng import sample_rngs
+from overt.data.source import check_source
 from overt.data.workers import Flag, loader_context
 from overt.distributed import World, all_reduce_sum
 from overt.engine.order import (
@@ -39,7 +40,7 @@ from overt.engine.order import (
     micro_batches,
     normalized,
 )
-from overt.errors import DataError
+from overt.errors import ConfigError, DataError
 from overt.health.preemption import blocked, ignore_until
 from overt.nested import map_tensors
 from overt.ops.float64 import sum_dtype
@@ -85,6 +86,11 @@ def global_counts(recipe: Recipe, batch: StepBatch, device: torch.device) -> dic
     totals: dict[str, Tensor] = {}
     for micro in batch.micro_batches:
         for name, count in recipe.counts(micro.batch).items():
+            if not isinstance(count, Tensor):
+                raise ConfigError(
+                    f"{type(recipe).__qualname__}.counts returned {name}={count!r}; expected a "
+                    "tensor, such as mask.sum()"
+                )
             local = count.to(sum_dtype(device)) * (0.0 if micro.is_padding else 1.0)
             totals[name] = totals[name] + local if name in totals else local
     if not totals:
@@ -202,6 +208,7 @@ class StepLoader:
         warnings: Path | None = None,
     ) -> None:
         """`warnings`: the file for what loader processes warn of."""
+        check_source(source)
         self.length, self.plan, self.drop_last = len(source), plan, drop_last
         if self.length == 0:
             raise DataError("the training data set is empty; check data.root and its settings")

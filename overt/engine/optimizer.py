@@ -69,6 +69,8 @@ def build_optimizer(
     """
     if groups is None:
         groups = [{"params": [pair for pair in model.named_parameters() if pair[1].requires_grad]}]
+    else:
+        groups = [_checked_group(group) for group in groups]
     if not any(group["params"] for group in groups):
         raise ConfigError("the model has no parameter that needs a gradient")
     if section.decay_only_matrices:
@@ -85,6 +87,22 @@ def build_optimizer(
         )
     remember_configured(optimizer)
     return optimizer
+
+
+def _checked_group(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a group of a recipe; refused where it would not train as it seems to."""
+    if "lr" in group:
+        raise ConfigError(
+            f"parameter_groups gives a group lr={group['lr']}, which the schedule replaces in "
+            "every step; use lr_scale, a factor of optimizer.lr"
+        )
+    pairs = list(group.get("params", []))
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise ConfigError(
+            "parameter_groups returned a group whose params are not pairs of name and parameter; "
+            "use model.named_parameters() instead of model.parameters()"
+        )
+    return {**group, "params": pairs}
 
 
 def _build_one(part: Assignment, lr: float) -> torch.optim.Optimizer:
@@ -104,6 +122,14 @@ def _build_one(part: Assignment, lr: float) -> torch.optim.Optimizer:
                 f"{part.key}.arguments.{name}: {part.target} has no such "
                 f"argument{nearest(name, allowed)}; it has {', '.join(allowed)}. Remove an "
                 f"argument of another class with ~{part.key}.arguments.{name}"
+            )
+    known = ["params", "lr_scale", "level", "decay_scale", "weight_decay", *allowed]
+    for name in (name for group in part.groups for name in group):
+        if name not in known:
+            raise ConfigError(
+                f"parameter_groups gives a group {name}, which neither a group nor "
+                f"{part.target} has{nearest(name, known)}; a group has params, lr_scale, level, "
+                "weight_decay and arguments of the class"
             )
     closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:

@@ -112,9 +112,9 @@ class Trainable:
         left = [value for value in self.parameters if value.grad is not None]
         if left:
             raise ConfigError(
-                f"custom_step leaves gradients behind, of {self._names(left)}; a checkpoint does "
-                "not hold them, so that a resumed run would differ. Call update() for them in the "
-                "same step"
+                f"a step leaves gradients behind, of {self._names(left)}; a checkpoint does not "
+                "hold them, so that a resumed run would differ. A custom_step has to call update() "
+                "for them in the same step, and parameter_groups has to put them into a group"
             )
 
     def _not_chosen(self, chosen: list[nn.Parameter]) -> list[nn.Parameter]:

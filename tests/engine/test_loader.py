@@ -388,6 +388,17 @@ def test_counts_add_up_over_micro_batches_and_padding_counts_nothing() -> None:
     assert global_counts(plain, group, CPU) == {"samples": torch.tensor(4.0)}
 
 
+def test_a_count_that_is_no_tensor_is_named() -> None:
+    class OfNumbers:
+        def counts(self, batch: object) -> dict[str, int]:
+            return {"points": 4}
+
+    recipe: Any = OfNumbers()
+    batch = StepBatch([micro([1.0, 2.0])], 2, 0.0)
+    with pytest.raises(ConfigError, match="OfNumbers.counts returned points=4; expected a tensor"):
+        global_counts(recipe, batch, CPU)
+
+
 def counts_here() -> dict[str, Any]:
     from overt.distributed import init_distributed
 

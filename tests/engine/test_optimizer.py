@@ -65,6 +65,36 @@ def test_groups_of_the_recipe_keep_their_scale_and_level_when_split() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.5, 0.5, 5.0])
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr": 0.5}, "gives a group lr=0.5, which the schedule replaces in every step; use lr_sc"),
+        (
+            {"lr_scal": 0.5},
+            r"gives a group lr_scal, which neither a group nor .* has \(did you mean lr_scale\?\)",
+        ),
+        ({"params": []}, "no parameter that needs a gradient"),
+    ],
+)
+def test_settings_of_groups_without_effect_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    """They were ignored, and the group trained with the learning rate of all."""
+    net = model()
+    groups = [{"params": list(net.named_parameters())[:4]} | changes]
+    with pytest.raises(ConfigError, match=message):
+        build_optimizer(section(), net, groups)
+
+
+def test_groups_hold_pairs_of_name_and_parameter() -> None:
+    net = model()
+    with pytest.raises(ConfigError, match="not pairs of name and parameter"):
+        build_optimizer(section(), net, [{"params": list(net.parameters())[:4]}])
+    # An iterator is read once: it was empty for the optimizer.
+    optimizer = build_optimizer(section(), net, [{"params": iter([*net.named_parameters()][:4])}])
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == 4
+
+
 def test_arguments_reach_the_class_and_unknown_ones_are_refused() -> None:
     optimizer = build_optimizer(section(arguments={"betas": [0.5, 0.6]}), model())
     assert list(optimizer.param_groups[0]["betas"]) == [0.5, 0.6]
