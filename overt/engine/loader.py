@@ -128,6 +128,9 @@ class _Samples(Dataset[Any]):
                 samples.append((identity, self._read(identity, rng)))
             except DataError as error:
                 samples.append((identity, error))
+            except Exception as error:  # of the recipe's own code: the traceback names the sample
+                error.add_note(f"while reading sample {identity.index} of epoch {identity.epoch}")
+                raise
         return samples
 
     def _read(self, identity: SampleId, rng: np.random.Generator) -> Any:

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -291,6 +292,25 @@ def test_a_broken_sample_arrives_as_one_clean_message(workers: int) -> None:
     assert str(stopped.value) == (
         "sample 4 of the training data cannot be read: file 00042.png is truncated; copy it again"
     )
+
+
+class Mistaken(Numbers):
+    """Its own code fails at one sample."""
+
+    def sample(self, index: int, rng: np.random.Generator) -> tuple[int, float]:
+        if index == 4:
+            raise ValueError("not a number: x")
+        return super().sample(index, rng)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_mistake_in_a_source_comes_with_the_sample_it_was_made_at(workers: int) -> None:
+    loader = make(Mistaken(6), batch=6, workers=workers)
+    with pytest.raises(ValueError, match="not a number: x") as stopped:
+        loader.next_step()
+    loader.close()
+    shown = "".join(traceback.format_exception(stopped.value))
+    assert "while reading sample 4 of epoch 0" in shown
 
 
 def refuse(samples: list[tuple[int, float]]) -> Tensor:
