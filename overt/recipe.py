@@ -62,13 +62,6 @@ class StepOutput:
                     'without dimensions, such as errors.sum() / counts["samples"]'
                 )
 
-        for name, value in self.carry.items():
-            if not getattr(value, "ndim", 0):
-                raise ConfigError(
-                    f"StepOutput.carry holds {name}, a {type(value).__name__} without dimensions; "
-                    "expected a tensor (samples, ...)"
-                )
-
     @cached_property
     def total(self) -> Tensor:
         """The sum of the terms: what is differentiated."""

@@ -259,12 +259,6 @@ def test_a_step_that_returns_no_numbers_is_refused(losses: Any, metrics: Any, me
         StepOutput(losses, metrics)
 
 
-@pytest.mark.parametrize("value", [3.0, torch.tensor(3.0)])
-def test_what_is_carried_has_a_row_for_each_sample(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"carry holds keys, .* expected a tensor \(samples,"):
-        StepOutput({"fit": torch.ones(())}, carry={"keys": value})
-
-
 def test_a_term_of_zero_keeps_its_graph() -> None:
     """A padding micro-batch counts for nothing, and yet every parameter gets a gradient."""
     weight = torch.ones(2, requires_grad=True)

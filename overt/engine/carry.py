@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed
@@ -26,7 +27,13 @@ def carried(
     gathers = gathers and plan.world_size > 1
     together: dict[str, Tensor] = {}
     for name in names:
-        parts = [output.carry[name].detach() for output in outputs]
+        values: list[Any] = [output.carry[name] for output in outputs]
+        for value in values:
+            if not isinstance(value, Tensor) or (value.ndim == 0 and not gathers):
+                raise ConfigError(
+                    f"StepOutput.carry[{name!r}] is {value!r}; expected a tensor (samples, ...)"
+                )
+        parts = [value.detach() for value in values]
         if gathers:
             together[name] = _gather(name, parts, batch.samples, plan)
         else:

@@ -128,3 +128,9 @@ def test_a_recipe_that_hands_on_nothing_gets_nothing() -> None:
 def test_what_has_no_row_per_sample_cannot_be_gathered(rows: Tensor) -> None:
     with pytest.raises(ConfigError, match=r"carry\['rows'\] has the shape .*up to 2 samples"):
         carried([output(rows)], step_of(2), BatchPlan(2, 1, 2), gathers=True)
+
+
+@pytest.mark.parametrize("value", [3.0, torch.tensor(3.0)])
+def test_what_has_no_rows_is_named(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"carry\['rows'\] is .*; expected a tensor \(samples,"):
+        carried([output(value)], step_of(2), BatchPlan(2, 1, 1), gathers=False)
