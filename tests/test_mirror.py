@@ -57,7 +57,6 @@ COVERED = {
     "commands/data/arguments": "commands/data/test_tracking.py",
     "config/schema": "config/test_compose.py",  # dataclasses of settings
     "checkpoint/shard_index": "checkpoint/test_shards.py",
-    "data/source": "data/test_mixture.py",  # protocols
     "data/tracking/procedural_settings": "data/tracking/test_procedural.py",
     "files/torchscript_file": "recipes/hjepa/test_export.py",
     "ops/norm_sums/kernels": "ops/map_norm/test_kernels.py",  # a part of two operations

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,16 +60,15 @@ class Plan(NamedTuple):
 
 def base_arrays(settings: DiffusionSettings) -> Arrays:
     """The arrays of training."""
-    arrays = make_arrays(
-        make_betas(settings.schedule, settings.beta_start, settings.beta_end, settings.steps)
-    )
-    if not arrays.sqrt_recip_alphas_cumprod.isfinite().all():
+    betas = make_betas(settings.schedule, settings.beta_start, settings.beta_end, settings.steps)
+    # float32 has to hold its inverse. Told by numpy: the tensors of a plan hold no values.
+    if (1.0 - betas).prod() < 1.0 / np.finfo(np.float32).max:
         raise ConfigError(
             f"model.diffusion.beta_end={settings.beta_end} with model.diffusion.steps="
             f"{settings.steps}: the last steps leave a signal of 0, from which nothing can be "
             "sampled; lower one of them (published: 0.02 with 1000)"
         )
-    return arrays
+    return make_arrays(betas)
 
 
 def make_plan(diffusion: DiffusionSettings, evaluation: EvaluationSettings) -> Plan:
