@@ -10,7 +10,7 @@ Wrapper prefixes are removed on both sides, and what did not fit is reported. A 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -269,7 +269,8 @@ def _match(
             f"The file has {some(tensors)}; the model has {some(model_tensors)}. Check the model's "
             "configuration, or give the checkpoint that belongs to it."
         )
-    _refuse_other_kinds(source, report.mapped, tensors, model)
+    parameters = {key for key, _ in model.named_parameters()}
+    _refuse_other_kinds(source, report.mapped, tensors, model_tensors, parameters)
     report.missing = _without_tied(
         [key for key in model_tensors if key not in match.chosen and key not in report.skipped],
         match.chosen,
@@ -279,13 +280,16 @@ def _match(
 
 
 def _refuse_other_kinds(
-    source: str, mapped: list[tuple[str, str]], tensors: Mapping[str, Tensor], model: nn.Module
+    source: str,
+    mapped: Iterable[tuple[str, str]],  # keys of the file and of the model
+    tensors: Mapping[str, Tensor],
+    model_tensors: Mapping[str, Tensor],
+    parameters: Collection[str],
 ) -> None:
     """Refuse values that a copy would silently change, such as weights stored as int8."""
-    state, parameters = model.state_dict(), dict(model.named_parameters())
     wrong = []
     for file_key, model_key in mapped:
-        ours, theirs = state[model_key], tensors[file_key]
+        ours, theirs = model_tensors[model_key], tensors[file_key]
         dense = theirs.layout is torch.strided and not theirs.is_quantized
         if not theirs.is_floating_point() and model_key in parameters:
             fits = theirs.is_complex() == ours.is_complex() and not ours.is_floating_point()
