@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from overt.nn.fp8 import Fp8Linear
 from overt.ops.attention.api import attend, attend_packed
 from overt.ops.attention.packing import Packing
+from overt.ops.dispatch import compute_type
 from overt.ops.gelu import gelu, largest_gelu, tanh_gelu
 from overt.ops.linear_gelu.api import linear_gelu
 
@@ -64,9 +65,10 @@ def rotate(vectors: Tensor, rotation: Tensor) -> Tensor:
 class Mlp(nn.Module):
     """Two layers with a GELU between them, with timm's names.
 
-    The GELU is exact, but of frozen weights in bfloat16 its tanh form, which one kernel computes
-    with the first layer: the two differ by less than 5e-4, and bfloat16 rounds off up to 4e-3 of a
-    number near 1. Of weights in 8-bit floats it is the tanh form too, compiled with the rounding.
+    The GELU is exact. In bfloat16 and without gradient, as in a frozen or a target encoder, it is
+    its tanh form, which one kernel computes with the first layer: the two differ by less than 5e-4,
+    and bfloat16 rounds off up to 4e-3 of a number near 1. Of weights in 8-bit floats it is the tanh
+    form too, compiled with the rounding.
     """
 
     def __init__(self, width: int, hidden: int) -> None:
@@ -78,9 +80,9 @@ class Mlp(nn.Module):
         if isinstance(self.fc1, Fp8Linear):
             hidden = self.fc1(tokens)
             return self.fc2(tanh_gelu(hidden), largest_gelu(hidden))  # type: ignore[no-any-return]
-        weight, bias = self.fc1.weight, self.fc1.bias
-        if weight.dtype == torch.bfloat16 and not torch.is_grad_enabled():
-            return self.fc2(linear_gelu(tokens, weight, bias))  # type: ignore[no-any-return]
+        if compute_type(tokens) == torch.bfloat16 and not torch.is_grad_enabled():
+            hidden = linear_gelu(tokens, self.fc1.weight, self.fc1.bias)
+            return self.fc2(hidden)  # type: ignore[no-any-return]
         return self.fc2(gelu(self.fc1(tokens)))  # type: ignore[no-any-return]
 
 

@@ -46,6 +46,12 @@ KERNELS = {
     "coverage": Kernels(False, "pixels add what faces cover with float atomics", (torch.float32,)),
     "deformable": Kernels(False, "the backward pass adds to the values with float atomics"),
     "dropout": Kernels(True, "each number depends on its index and the seed alone"),
+    "entry_attention": Kernels(
+        True,
+        "one program computes a row; sums of programs are stored, then added in a fixed order",
+        longest=64,  # entries of a row, which are held at once
+        widest=512,
+    ),
     "group_norm": Kernels(
         True,
         "one program computes whole groups of an image; torch adds images in a fixed order",

@@ -60,6 +60,28 @@ def test_of_frozen_weights_in_bfloat16_the_gelu_is_as_exact_as_rounding_allows()
     assert error(found) < 1.02 * error(exact) < 0.01
 
 
+def test_without_gradient_autocast_to_bfloat16_has_the_same_gelu_as_frozen_weights() -> None:
+    """A target encoder's weights are float32, and cast in every step."""
+    torch.manual_seed(0)
+    mlp = Mlp(16, 32)
+    torch.nn.init.normal_(mlp.fc1.weight, std=0.2)
+    frozen = Mlp(16, 32)
+    frozen.load_state_dict(mlp.state_dict())
+    frozen.bfloat16().requires_grad_(False)
+    tokens = torch.randn(50, 16)
+    with torch.no_grad():
+        expected = frozen(tokens.bfloat16())
+        with torch.autocast("cpu", torch.bfloat16):
+            found = mlp(tokens)
+        with torch.autocast("cpu", torch.float16):
+            in_float16 = mlp(tokens)
+    torch.testing.assert_close(found, expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not torch.equal(mlp(tokens), found)  # with a gradient the GELU is exact
+    with torch.autocast("cpu", torch.float16):
+        assert torch.equal(mlp(tokens), in_float16)
+
+
 def turned(vector: Tensor, angle: float) -> Tensor:
     angles = torch.full((1, 2), angle)
     return rotate(vector, torch.stack([angles.cos(), angles.sin()], dim=1))

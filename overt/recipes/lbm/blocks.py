@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from overt.nn.dropout import SeededDropout
+from overt.ops.entry_attention.api import entry_attention
 
 
 class FeedForward(nn.Module):
@@ -82,16 +83,11 @@ class EntryAttention(nn.Module):
         queries = F.linear(query, to_query, query_bias) / math.sqrt(width)
         queries = torch.unflatten(queries, -1, (self.heads, width)).transpose(0, 1)  # (H, R, d)
         queries = queries @ torch.unflatten(to_key, 0, (self.heads, width))  # (H, R, C)
-        queries = queries.transpose(0, 1)  # (R, H, C)
-        logits = queries @ entries.mT.to(queries.dtype)  # (R, H, J)
-        if embedding is not None:
-            logits = logits + queries @ embedding.T.to(queries.dtype)
-        if ignore is not None:
-            logits = logits.masked_fill(ignore.unsqueeze(1), float("-inf"))
-        weights = self.dropout(logits.softmax(dim=-1, dtype=torch.float32), seed)
-        weight_sum = weights.sum(-1)  # (R, H): one, but for dropout
-        weights = weights.to(entries.dtype)
-        read = (weights @ entries).transpose(0, 1)  # (H, R, C)
+        dropout = self.dropout
+        seed = seed if dropout.training else None
+        read, weight_sum = entry_attention(  # (H, R, C), (R, H)
+            queries, entries, embedding, ignore, seed, dropout.site, dropout.rate
+        )
         values = read @ torch.unflatten(to_value, 0, (self.heads, width)).mT.to(read.dtype)
         values = values.transpose(0, 1)  # (R, H, d)
         bias = torch.unflatten(value_bias, 0, (self.heads, width)) * weight_sum.unsqueeze(-1)

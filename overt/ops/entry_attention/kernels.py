@@ -1,0 +1,320 @@
+"""Triton kernels of attention over a row's own entries, registered as one operator.
+
+A program of the forward pass computes one row, a program of the backward pass several, so that it
+adds up their gradients of the embedding; torch adds those of programs. Heads and entries are padded
+to 16, the smallest tile of a matrix product. Nothing but the inputs is kept for the backward pass.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from overt.ops.dropout.kernels import _mix
+from overt.ops.dropout.plain import GOLDEN
+
+PROGRAMS = 528  # of a backward pass at most: four for each multiprocessor of an H200
+TILE = 16
+
+
+@triton.jit
+def _load_queries(queries, row, rows, head, column, HEADS: tl.constexpr, WIDTH: tl.constexpr):
+    """What each head has for a row, (heads, features), of a tensor (H, R, C)."""
+    real = (head[:, None] < HEADS) & (column[None, :] < WIDTH)
+    address = queries + (head[:, None].to(tl.int64) * rows + row) * WIDTH + column[None, :]
+    return tl.load(address, mask=real, other=0.0)
+
+
+@triton.jit
+def _load_entries(entries, entry, column, LENGTH: tl.constexpr, WIDTH: tl.constexpr):
+    """A row's entries or the embedding, (entries, features)."""
+    real = (entry[:, None] < LENGTH) & (column[None, :] < WIDTH)
+    return tl.load(entries + entry[:, None] * WIDTH + column[None, :], mask=real, other=0.0)
+
+
+@triton.jit
+def _kept(seed, row, head, entry, key, bound, scale, HEADS: tl.constexpr, LENGTH: tl.constexpr):
+    """Factors (heads, entries): zero where `dropout_plain` drops, `scale` elsewhere."""
+    number = (row * HEADS + head[:, None]) * LENGTH + entry[None, :]
+    seed_value = tl.load(seed)
+    low = _mix((seed_value + key) & 0xFFFFFFFF)
+    high = _mix((low ^ (seed_value >> 32)) & 0xFFFFFFFF)
+    word = _mix((_mix((number + low) & 0xFFFFFFFF) + high) & 0xFFFFFFFF)
+    return tl.where(word < bound, 0.0, scale)
+
+
+@triton.jit
+def _weigh(
+    query,
+    keys,
+    ignore,
+    row,
+    entry,
+    LENGTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The softmax (heads, entries) of a row, before dropout."""
+    scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
+    real = entry < LENGTH
+    if ignore is not None:
+        ignored = tl.load(ignore + row * LENGTH + entry, mask=real, other=1)
+        real = real & (ignored == 0)
+    scores = tl.where(real[None, :], scores, float("-inf"))
+    weights = tl.exp(scores - tl.max(scores, 1)[:, None])
+    return weights / tl.sum(weights, 1)[:, None]
+
+
+@triton.jit(do_not_specialize=["rows", "key", "bound"])
+def _forward(
+    queries,
+    entries,
+    embedding,
+    ignore,
+    seed,
+    result,
+    sums,
+    rows,
+    key,
+    bound,
+    scale,
+    HEADS: tl.constexpr,
+    LENGTH: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEAD_TILE: tl.constexpr,
+    ENTRY_TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head, entry, column = tl.arange(0, HEAD_TILE), tl.arange(0, ENTRY_TILE), tl.arange(0, COLUMNS)
+    query = _load_queries(queries, row, rows, head, column, HEADS, WIDTH)
+    values = _load_entries(entries + row * LENGTH * WIDTH, entry, column, LENGTH, WIDTH)
+    values = values.to(query.dtype)
+    keys = values
+    if embedding is not None:
+        added = _load_entries(embedding, entry, column, LENGTH, WIDTH)
+        keys = (values.to(tl.float32) + added.to(tl.float32)).to(query.dtype)
+    weights = _weigh(query, keys, ignore, row, entry, LENGTH, PRECISION)
+    if seed is not None:
+        weights *= _kept(seed, row, head, entry, key, bound, scale, HEADS, LENGTH)
+    read = tl.dot(weights.to(query.dtype), values, input_precision=PRECISION)
+    real = (head[:, None] < HEADS) & (column[None, :] < WIDTH)
+    address = result + (head[:, None].to(tl.int64) * rows + row) * WIDTH + column[None, :]
+    tl.store(address, read.to(result.dtype.element_ty), mask=real)
+    tl.store(sums + row * HEADS + head, tl.sum(weights, 1), mask=head < HEADS)
+
+
+@triton.jit(do_not_specialize=["rows", "key", "bound"])
+def _backward(
+    queries,
+    entries,
+    embedding,
+    ignore,
+    seed,
+    gradient,
+    gradient_sums,
+    to_queries,
+    to_entries,
+    to_embedding,
+    rows,
+    key,
+    bound,
+    scale,
+    HEADS: tl.constexpr,
+    LENGTH: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEAD_TILE: tl.constexpr,
+    ENTRY_TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    head, entry, column = tl.arange(0, HEAD_TILE), tl.arange(0, ENTRY_TILE), tl.arange(0, COLUMNS)
+    real_head = (head[:, None] < HEADS) & (column[None, :] < WIDTH)
+    real_entry = (entry[:, None] < LENGTH) & (column[None, :] < WIDTH)
+    place = entry[:, None] * WIDTH + column[None, :]
+    if embedding is not None:
+        added = _load_entries(embedding, entry, column, LENGTH, WIDTH).to(tl.float32)
+        total = tl.zeros((ENTRY_TILE, COLUMNS), dtype=tl.float32)
+    for number in range(tl.program_id(0), rows, tl.num_programs(0)):
+        row = tl.cast(number, tl.int64)
+        query = _load_queries(queries, row, rows, head, column, HEADS, WIDTH)
+        incoming = _load_queries(gradient, row, rows, head, column, HEADS, WIDTH).to(query.dtype)
+        values = _load_entries(entries + row * LENGTH * WIDTH, entry, column, LENGTH, WIDTH)
+        values = values.to(query.dtype)
+        keys = values
+        if embedding is not None:
+            keys = (values.to(tl.float32) + added).to(query.dtype)
+        weights = _weigh(query, keys, ignore, row, entry, LENGTH, PRECISION)
+        to_weights = tl.dot(incoming, tl.trans(values), input_precision=PRECISION)
+        if gradient_sums is not None:
+            to_sum = tl.load(gradient_sums + row * HEADS + head, mask=head < HEADS, other=0.0)
+            to_weights += to_sum[:, None]
+        used = weights
+        if seed is not None:
+            kept = _kept(seed, row, head, entry, key, bound, scale, HEADS, LENGTH)
+            to_weights *= kept
+            used = weights * kept
+        to_scores = weights * (to_weights - tl.sum(weights * to_weights, 1)[:, None])
+        to_scores = to_scores.to(query.dtype)
+        address = to_queries + (head[:, None].to(tl.int64) * rows + row) * WIDTH + column[None, :]
+        to_query = tl.dot(to_scores, keys, input_precision=PRECISION)
+        tl.store(address, to_query.to(to_queries.dtype.element_ty), mask=real_head)
+        to_keys = tl.dot(tl.trans(to_scores), query, input_precision=PRECISION)
+        used = tl.trans(used.to(query.dtype))
+        to_values = tl.dot(used, incoming, to_keys, input_precision=PRECISION)
+        address = to_entries + row * LENGTH * WIDTH + place
+        tl.store(address, to_values.to(to_entries.dtype.element_ty), mask=real_entry)
+        if embedding is not None:
+            total += to_keys
+    if embedding is not None:
+        first = to_embedding + tl.program_id(0).to(tl.int64) * LENGTH * WIDTH
+        tl.store(first + place, total, mask=real_entry)
+
+
+def _options(queries: Tensor, length: int) -> dict[str, object]:
+    heads, _, width = queries.shape
+    return {
+        "HEADS": heads,
+        "LENGTH": length,
+        "WIDTH": width,
+        "HEAD_TILE": TILE,
+        "ENTRY_TILE": max(TILE, triton.next_power_of_2(length)),
+        "COLUMNS": max(TILE, triton.next_power_of_2(width)),
+        "PRECISION": "ieee",  # of float32; 16-bit numbers are multiplied as they are
+    }
+
+
+def _dropping(site: int, rate: float) -> tuple[int, int, float]:
+    """Key, bound and scale of `dropout_plain`."""
+    return site * GOLDEN, round(rate * 2**32), 1 / (1 - rate)
+
+
+@torch.library.custom_op("overt::attend_entries", mutates_args=())
+def attend_entries(
+    queries: Tensor,
+    entries: Tensor,
+    embedding: Tensor | None,
+    ignore: Tensor | None,
+    seed: Tensor | None,
+    site: int,
+    rate: float,
+) -> tuple[Tensor, Tensor]:
+    """See `entry_attention`."""
+    heads, rows, _ = queries.shape
+    queries, entries = queries.contiguous(), entries.contiguous()
+    result = torch.empty_like(queries)
+    sums = queries.new_empty((rows, heads), dtype=torch.float32)
+    _forward[(rows,)](
+        queries,
+        entries,
+        None if embedding is None else embedding.contiguous(),
+        None if ignore is None else ignore.contiguous(),
+        seed,
+        result,
+        sums,
+        rows,
+        *_dropping(site, rate),
+        **_options(queries, entries.shape[1]),
+        num_warps=2,
+    )
+    return result, sums
+
+
+@attend_entries.register_fake
+def _(
+    queries: Tensor,
+    entries: Tensor,
+    embedding: Tensor | None,
+    ignore: Tensor | None,
+    seed: Tensor | None,
+    site: int,
+    rate: float,
+) -> tuple[Tensor, Tensor]:
+    sums = queries.new_empty((queries.shape[1], queries.shape[0]), dtype=torch.float32)
+    return torch.empty_like(queries, memory_format=torch.contiguous_format), sums
+
+
+@torch.library.custom_op("overt::attend_entries_backward", mutates_args=())
+def _attend_entries_backward(
+    gradient: Tensor,
+    gradient_sums: Tensor | None,
+    queries: Tensor,
+    entries: Tensor,
+    embedding: Tensor | None,
+    ignore: Tensor | None,
+    seed: Tensor | None,
+    site: int,
+    rate: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, entries and embedding; an empty one of no embedding."""
+    rows, (_, length, width) = queries.shape[1], entries.shape
+    queries, entries = queries.contiguous(), entries.contiguous()
+    programs = min(rows, PROGRAMS)
+    to_queries, to_entries = torch.empty_like(queries), torch.empty_like(entries)
+    shape = (0,) if embedding is None else (programs, length, width)
+    to_embedding = queries.new_empty(shape, dtype=torch.float32)
+    _backward[(programs,)](
+        queries,
+        entries,
+        None if embedding is None else embedding.contiguous(),
+        None if ignore is None else ignore.contiguous(),
+        seed,
+        gradient.contiguous(),
+        None if gradient_sums is None else gradient_sums.contiguous(),
+        to_queries,
+        to_entries,
+        to_embedding,
+        rows,
+        *_dropping(site, rate),
+        **_options(queries, length),
+        num_warps=4,
+    )
+    if embedding is not None:
+        to_embedding = to_embedding.sum(0).to(embedding.dtype)
+    return to_queries, to_entries, to_embedding
+
+
+@_attend_entries_backward.register_fake
+def _(
+    gradient: Tensor,
+    gradient_sums: Tensor | None,
+    queries: Tensor,
+    entries: Tensor,
+    embedding: Tensor | None,
+    ignore: Tensor | None,
+    seed: Tensor | None,
+    site: int,
+    rate: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    contiguous = torch.contiguous_format
+    if embedding is None:
+        to_embedding = queries.new_empty((0,), dtype=torch.float32)
+    else:
+        to_embedding = torch.empty_like(embedding, memory_format=contiguous)
+    return (
+        torch.empty_like(queries, memory_format=contiguous),
+        torch.empty_like(entries, memory_format=contiguous),
+        to_embedding,
+    )
+
+
+def _keep(ctx, inputs, output):
+    *tensors, ctx.site, ctx.rate = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.set_materialize_grads(False)  # nobody may need the sums
+
+
+def _differentiate(ctx, gradient, gradient_sums):
+    queries, entries, embedding, ignore, seed = ctx.saved_tensors
+    if gradient is None:
+        gradient = torch.zeros_like(queries)
+    to_queries, to_entries, to_embedding = _attend_entries_backward(
+        gradient, gradient_sums, queries, entries, embedding, ignore, seed, ctx.site, ctx.rate
+    )
+    to_embedding = None if embedding is None else to_embedding
+    return to_queries, to_entries, to_embedding, None, None, None, None
+
+
+attend_entries.register_autograd(_differentiate, setup_context=_keep)
