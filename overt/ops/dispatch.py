@@ -48,7 +48,7 @@ KERNELS = {
     "dropout": Kernels(True, "each number depends on its index and the seed alone"),
     "entry_attention": Kernels(
         True,
-        "one program computes a row; sums of programs are stored, then added in a fixed order",
+        "one program computes a row, and a matrix product adds up rows",
         longest=64,  # entries of a row, which are held at once
         widest=512,
     ),

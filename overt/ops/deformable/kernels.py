@@ -224,7 +224,7 @@ def _launch(
         "BLOCK_ALL": triton.next_power_of_2(levels * points),
         "BLOCK_POINTS": triton.next_power_of_2(points),
         "BLOCK_CHANNELS": triton.next_power_of_2(channels),
-        "num_warps": 2,
+        "num_warps": 1,  # on an H200 0.7 of the time of two, 0.9 in the backward pass
     }
 
 

@@ -1,8 +1,9 @@
 """Triton kernels of attention over a row's own entries, registered as one operator.
 
-A program of the forward pass computes one row, a program of the backward pass several, so that it
-adds up their gradients of the embedding; torch adds those of programs. Heads and entries are padded
-to 16, the smallest tile of a matrix product. Nothing but the inputs is kept for the backward pass.
+One program computes one row. Heads and entries are padded to 16, the smallest tile of a matrix
+product. Nothing but the inputs is kept for the backward pass, and one matrix product adds up what
+the rows have for the embedding. Rows and entries may lie in either order in memory, as they do in a
+stack of what each frame wrote.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from torch import Tensor
 from overt.ops.dropout.kernels import _mix
 from overt.ops.dropout.plain import GOLDEN
 
-PROGRAMS = 528  # of a backward pass at most: four for each multiprocessor of an H200
 TILE = 16
 
 
@@ -28,10 +28,11 @@ def _load_queries(queries, row, rows, head, column, HEADS: tl.constexpr, WIDTH: 
 
 
 @triton.jit
-def _load_entries(entries, entry, column, LENGTH: tl.constexpr, WIDTH: tl.constexpr):
+def _load_entries(entries, stride, entry, column, LENGTH: tl.constexpr, WIDTH: tl.constexpr):
     """A row's entries or the embedding, (entries, features)."""
     real = (entry[:, None] < LENGTH) & (column[None, :] < WIDTH)
-    return tl.load(entries + entry[:, None] * WIDTH + column[None, :], mask=real, other=0.0)
+    address = entries + entry[:, None].to(tl.int64) * stride + column[None, :]
+    return tl.load(address, mask=real, other=0.0)
 
 
 @triton.jit
@@ -76,6 +77,8 @@ def _forward(
     result,
     sums,
     rows,
+    row_stride,
+    entry_stride,
     key,
     bound,
     scale,
@@ -90,11 +93,11 @@ def _forward(
     row = tl.program_id(0).to(tl.int64)
     head, entry, column = tl.arange(0, HEAD_TILE), tl.arange(0, ENTRY_TILE), tl.arange(0, COLUMNS)
     query = _load_queries(queries, row, rows, head, column, HEADS, WIDTH)
-    values = _load_entries(entries + row * LENGTH * WIDTH, entry, column, LENGTH, WIDTH)
-    values = values.to(query.dtype)
+    own = entries + row * row_stride
+    values = _load_entries(own, entry_stride, entry, column, LENGTH, WIDTH).to(query.dtype)
     keys = values
     if embedding is not None:
-        added = _load_entries(embedding, entry, column, LENGTH, WIDTH)
+        added = _load_entries(embedding, WIDTH, entry, column, LENGTH, WIDTH)
         keys = (values.to(tl.float32) + added.to(tl.float32)).to(query.dtype)
     weights = _weigh(query, keys, ignore, row, entry, LENGTH, PRECISION)
     if seed is not None:
@@ -117,8 +120,10 @@ def _backward(
     gradient_sums,
     to_queries,
     to_entries,
-    to_embedding,
+    to_scores,
     rows,
+    row_stride,
+    entry_stride,
     key,
     bound,
     scale,
@@ -130,50 +135,46 @@ def _backward(
     COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    row = tl.program_id(0).to(tl.int64)
     head, entry, column = tl.arange(0, HEAD_TILE), tl.arange(0, ENTRY_TILE), tl.arange(0, COLUMNS)
-    real_head = (head[:, None] < HEADS) & (column[None, :] < WIDTH)
-    real_entry = (entry[:, None] < LENGTH) & (column[None, :] < WIDTH)
-    place = entry[:, None] * WIDTH + column[None, :]
+    query = _load_queries(queries, row, rows, head, column, HEADS, WIDTH)
+    incoming = _load_queries(gradient, row, rows, head, column, HEADS, WIDTH).to(query.dtype)
+    own = entries + row * row_stride
+    values = _load_entries(own, entry_stride, entry, column, LENGTH, WIDTH).to(query.dtype)
+    keys = values
     if embedding is not None:
-        added = _load_entries(embedding, entry, column, LENGTH, WIDTH).to(tl.float32)
-        total = tl.zeros((ENTRY_TILE, COLUMNS), dtype=tl.float32)
-    for number in range(tl.program_id(0), rows, tl.num_programs(0)):
-        row = tl.cast(number, tl.int64)
-        query = _load_queries(queries, row, rows, head, column, HEADS, WIDTH)
-        incoming = _load_queries(gradient, row, rows, head, column, HEADS, WIDTH).to(query.dtype)
-        values = _load_entries(entries + row * LENGTH * WIDTH, entry, column, LENGTH, WIDTH)
-        values = values.to(query.dtype)
-        keys = values
-        if embedding is not None:
-            keys = (values.to(tl.float32) + added).to(query.dtype)
-        weights = _weigh(query, keys, ignore, row, entry, LENGTH, PRECISION)
-        to_weights = tl.dot(incoming, tl.trans(values), input_precision=PRECISION)
-        if gradient_sums is not None:
-            to_sum = tl.load(gradient_sums + row * HEADS + head, mask=head < HEADS, other=0.0)
-            to_weights += to_sum[:, None]
-        used = weights
-        if seed is not None:
-            kept = _kept(seed, row, head, entry, key, bound, scale, HEADS, LENGTH)
-            to_weights *= kept
-            used = weights * kept
-        to_scores = weights * (to_weights - tl.sum(weights * to_weights, 1)[:, None])
-        to_scores = to_scores.to(query.dtype)
-        address = to_queries + (head[:, None].to(tl.int64) * rows + row) * WIDTH + column[None, :]
-        to_query = tl.dot(to_scores, keys, input_precision=PRECISION)
-        tl.store(address, to_query.to(to_queries.dtype.element_ty), mask=real_head)
-        to_keys = tl.dot(tl.trans(to_scores), query, input_precision=PRECISION)
-        used = tl.trans(used.to(query.dtype))
-        to_values = tl.dot(used, incoming, to_keys, input_precision=PRECISION)
-        address = to_entries + row * LENGTH * WIDTH + place
-        tl.store(address, to_values.to(to_entries.dtype.element_ty), mask=real_entry)
-        if embedding is not None:
-            total += to_keys
-    if embedding is not None:
-        first = to_embedding + tl.program_id(0).to(tl.int64) * LENGTH * WIDTH
-        tl.store(first + place, total, mask=real_entry)
+        added = _load_entries(embedding, WIDTH, entry, column, LENGTH, WIDTH)
+        keys = (values.to(tl.float32) + added.to(tl.float32)).to(query.dtype)
+    weights = _weigh(query, keys, ignore, row, entry, LENGTH, PRECISION)
+    to_weights = tl.dot(incoming, tl.trans(values), input_precision=PRECISION)
+    if gradient_sums is not None:
+        to_sum = tl.load(gradient_sums + row * HEADS + head, mask=head < HEADS, other=0.0)
+        to_weights += to_sum[:, None]
+    used = weights
+    if seed is not None:
+        kept = _kept(seed, row, head, entry, key, bound, scale, HEADS, LENGTH)
+        to_weights *= kept
+        used = weights * kept
+    of_scores = weights * (to_weights - tl.sum(weights * to_weights, 1)[:, None])
+    of_scores = of_scores.to(query.dtype)
+    of_head = head[:, None].to(tl.int64) * rows + row
+    if to_scores is not None:
+        tl.store(
+            to_scores + of_head * ENTRY_TILE + entry[None, :], of_scores, mask=head[:, None] < HEADS
+        )
+    to_query = tl.dot(of_scores, keys, input_precision=PRECISION)
+    real = (head[:, None] < HEADS) & (column[None, :] < WIDTH)
+    address = to_queries + of_head * WIDTH + column[None, :]
+    tl.store(address, to_query.to(to_queries.dtype.element_ty), mask=real)
+    to_keys = tl.dot(tl.trans(of_scores), query, input_precision=PRECISION)
+    used = tl.trans(used.to(query.dtype))
+    to_values = tl.dot(used, incoming, to_keys, input_precision=PRECISION)
+    real = (entry[:, None] < LENGTH) & (column[None, :] < WIDTH)
+    address = to_entries + row * row_stride + entry[:, None].to(tl.int64) * entry_stride
+    tl.store(address + column[None, :], to_values.to(to_entries.dtype.element_ty), mask=real)
 
 
-def _options(queries: Tensor, length: int) -> dict[str, object]:
+def _options(queries: Tensor, length: int) -> dict[str, int | str]:
     heads, _, width = queries.shape
     return {
         "HEADS": heads,
@@ -183,7 +184,14 @@ def _options(queries: Tensor, length: int) -> dict[str, object]:
         "ENTRY_TILE": max(TILE, triton.next_power_of_2(length)),
         "COLUMNS": max(TILE, triton.next_power_of_2(width)),
         "PRECISION": "ieee",  # of float32; 16-bit numbers are multiplied as they are
+        "num_warps": 1,
     }
+
+
+def _dense(entries: Tensor) -> Tensor:
+    """The entries without gaps: row by row, or entry by entry."""
+    by_entry = entries.transpose(0, 1).is_contiguous()
+    return entries if by_entry else entries.contiguous()
 
 
 def _dropping(site: int, rate: float) -> tuple[int, int, float]:
@@ -203,7 +211,7 @@ def attend_entries(
 ) -> tuple[Tensor, Tensor]:
     """See `entry_attention`."""
     heads, rows, _ = queries.shape
-    queries, entries = queries.contiguous(), entries.contiguous()
+    queries, entries = queries.contiguous(), _dense(entries)
     result = torch.empty_like(queries)
     sums = queries.new_empty((rows, heads), dtype=torch.float32)
     _forward[(rows,)](
@@ -215,9 +223,9 @@ def attend_entries(
         result,
         sums,
         rows,
+        *entries.stride()[:2],
         *_dropping(site, rate),
         **_options(queries, entries.shape[1]),
-        num_warps=2,
     )
     return result, sums
 
@@ -249,13 +257,15 @@ def _attend_entries_backward(
     rate: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, entries and embedding; an empty one of no embedding."""
-    rows, (_, length, width) = queries.shape[1], entries.shape
-    queries, entries = queries.contiguous(), entries.contiguous()
-    programs = min(rows, PROGRAMS)
+    heads, rows, _ = queries.shape
+    length = entries.shape[1]
+    queries, entries = queries.contiguous(), _dense(entries)
     to_queries, to_entries = torch.empty_like(queries), torch.empty_like(entries)
-    shape = (0,) if embedding is None else (programs, length, width)
-    to_embedding = queries.new_empty(shape, dtype=torch.float32)
-    _backward[(programs,)](
+    options = _options(queries, length)
+    to_scores = None
+    if embedding is not None:
+        to_scores = queries.new_empty((heads, rows, options["ENTRY_TILE"]))
+    _backward[(rows,)](
         queries,
         entries,
         None if embedding is None else embedding.contiguous(),
@@ -265,15 +275,16 @@ def _attend_entries_backward(
         None if gradient_sums is None else gradient_sums.contiguous(),
         to_queries,
         to_entries,
-        to_embedding,
+        to_scores,
         rows,
+        *entries.stride()[:2],
         *_dropping(site, rate),
-        **_options(queries, length),
-        num_warps=4,
+        **options,
     )
-    if embedding is not None:
-        to_embedding = to_embedding.sum(0).to(embedding.dtype)
-    return to_queries, to_entries, to_embedding
+    if embedding is None or to_scores is None:
+        return to_queries, to_entries, queries.new_empty((0,))
+    to_embedding = to_scores.flatten(0, 1).T @ queries.flatten(0, 1)  # (entries, C)
+    return to_queries, to_entries, to_embedding[:length].to(embedding.dtype, copy=True)
 
 
 @_attend_entries_backward.register_fake
@@ -290,14 +301,11 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     contiguous = torch.contiguous_format
     if embedding is None:
-        to_embedding = queries.new_empty((0,), dtype=torch.float32)
+        to_embedding = queries.new_empty((0,))
     else:
         to_embedding = torch.empty_like(embedding, memory_format=contiguous)
-    return (
-        torch.empty_like(queries, memory_format=contiguous),
-        torch.empty_like(entries, memory_format=contiguous),
-        to_embedding,
-    )
+    to_queries = torch.empty_like(queries, memory_format=contiguous)
+    return to_queries, torch.empty_like(_dense(entries)), to_embedding
 
 
 def _keep(ctx, inputs, output):

@@ -121,7 +121,9 @@ class LBM(nn.Module):
         seed: Tensor | None,  # () int64, of what is dropped in training
     ) -> tuple[Estimate, Entry, Tensor | None]:
         """Process one frame; return estimate, memory entries and entropies (L, B, N)."""
-        memory = Memory(*(torch.stack(parts, dim=2) for parts in zip(*entries, strict=True)))
+        # Stacked frame by frame: the gradients of earlier frames are then added without gaps.
+        stacks = (torch.stack(parts) for parts in zip(*entries, strict=True))  # (M, B, N, ...)
+        memory = Memory(*(stack.movedim(0, 2) for stack in stacks))
         estimate, collision, stream, entropy = transformer(query, memory, frame, seed, cells)
         entry = Entry(
             collision.to(query.dtype),

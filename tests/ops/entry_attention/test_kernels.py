@@ -43,12 +43,10 @@ def results(function, tensors: list[Tensor], ignore, seed, rate: float) -> list[
 @pytest.mark.parametrize("has_embedding", [True, False])
 @pytest.mark.parametrize(("rate", "ignores"), [(0.0, False), (0.25, True)])
 def test_the_kernels_compute_what_the_definition_computes(
-    sizes, has_embedding: bool, rate: float, ignores: bool, monkeypatch
+    sizes, has_embedding: bool, rate: float, ignores: bool
 ) -> None:
-    from overt.ops.entry_attention import kernels
     from overt.ops.entry_attention.kernels import attend_entries
 
-    monkeypatch.setattr(kernels, "PROGRAMS", 2)  # so that a program has several rows
     tensors, ignore = inputs(sizes, torch.float32, has_embedding)
     given = (ignore if ignores else None, torch.tensor(77, device=DEVICE) if rate else None, rate)
     found = results(attend_entries, tensors, *given)
@@ -77,6 +75,24 @@ def test_in_16_bits_they_are_as_exact_as_the_definition(dtype: torch.dtype) -> N
         assert ours.dtype == theirs.dtype
         bound = 1.5 * (theirs.float() - true).abs().mean() + 1e-3 * true.abs().mean()
         assert (ours.float() - true).abs().mean() <= bound
+
+
+@kernel_test
+def test_entries_may_lie_entry_by_entry_and_so_do_their_gradients() -> None:
+    from overt.ops.entry_attention.kernels import attend_entries
+
+    (queries, entries), _ = inputs((2, 3, 5, 16), torch.float32, has_embedding=False)
+    frames = entries.transpose(0, 1).contiguous().requires_grad_()  # (J, R, C)
+    rows = entries.clone().requires_grad_()
+    read, _ = attend_entries(queries, frames.transpose(0, 1), None, None, None, 0, 0.0)
+    expected, _ = attend_entries(queries, rows, None, None, None, 0, 0.0)
+    assert torch.equal(read, expected)
+    (found,) = torch.autograd.grad(read.square().sum(), frames)
+    (gradient,) = torch.autograd.grad(expected.square().sum(), rows)
+    assert torch.equal(found, gradient.transpose(0, 1))
+    assert found.is_contiguous()
+    gaps = torch.cat([entries, entries], dim=2)[..., :16]  # neither order
+    assert torch.equal(attend_entries(queries, gaps, None, None, None, 0, 0.0)[0], expected)
 
 
 @kernel_test
