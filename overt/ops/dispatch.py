@@ -70,6 +70,7 @@ KERNELS = {
         True, "one matrix product of cuBLAS, without a gradient", HALVES, needs_triton=False
     ),
     "map_norm": Kernels(True, "sums of programs are stored, then added in a fixed order"),
+    "max_pool": Kernels(True, "one program computes a pixel's gradient from all its windows"),
     "point_norm": Kernels(True, "sums of programs are stored, then added in a fixed order"),
     "point_pairs": Kernels(True, "each pair is written by one program", (torch.int32,)),
     "point_rows": Kernels(True, "one program adds the terms of a row, in a fixed order"),

@@ -74,15 +74,18 @@ def read_points(features: Tensor, frames: Tensor, cells_xy: Tensor) -> Tensor:
     first = frames * (height * width)
     cells = features.flatten(0, 2)
 
-    def gather(row: Tensor, column: Tensor, weight: Tensor) -> Tensor:
-        numbers = first + row * width + column
-        read = cells.index_select(0, numbers.flatten()).view(*numbers.shape, -1)
-        return read * weight.unsqueeze(-1).to(read.dtype)
-
-    upper = gather(row, column, (1 - fraction_x) * (1 - fraction_y)) + gather(
-        row, right, fraction_x * (1 - fraction_y)
+    # Read at once: the gradient of a read is as large as all maps.
+    corners = [(row, column), (row, right), (below, column), (below, right)]
+    weights = [
+        (1 - fraction_x) * (1 - fraction_y),
+        fraction_x * (1 - fraction_y),
+        (1 - fraction_x) * fraction_y,
+        fraction_x * fraction_y,
+    ]
+    numbers = torch.stack([first + y * width + x for y, x in corners])  # (4, ...)
+    read = cells.index_select(0, numbers.flatten()).view(*numbers.shape, -1)
+    upper_left, upper_right, lower_left, lower_right = (
+        corner * weight.unsqueeze(-1).to(corner.dtype)
+        for corner, weight in zip(read.unbind(), weights, strict=True)
     )
-    lower = gather(below, column, (1 - fraction_x) * fraction_y) + gather(
-        below, right, fraction_x * fraction_y
-    )
-    return upper + lower
+    return (upper_left + upper_right) + (lower_left + lower_right)
