@@ -19,14 +19,20 @@ def _mix(x):
     return x ^ (x >> 16)
 
 
+@triton.jit
+def words_at(number, seed, key):
+    """The random words of `plain.py` at these indices, int64; `seed` is a pointer."""
+    seed_value = tl.load(seed)
+    low = _mix((seed_value + key) & 0xFFFFFFFF)
+    high = _mix((low ^ (seed_value >> 32)) & 0xFFFFFFFF)
+    return _mix((_mix((number + low) & 0xFFFFFFFF) + high) & 0xFFFFFFFF)
+
+
 @triton.jit(do_not_specialize=["key", "bound"])
 def _drop(values, seed, result, key, bound, scale, count, SIZE: tl.constexpr):
     number = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     real = number < count
-    seed_value = tl.load(seed)
-    low = _mix((seed_value + key) & 0xFFFFFFFF)
-    high = _mix((low ^ (seed_value >> 32)) & 0xFFFFFFFF)
-    word = _mix((_mix((number + low) & 0xFFFFFFFF) + high) & 0xFFFFFFFF)
+    word = words_at(number, seed, key)
     value = tl.load(values + number, mask=real, other=0.0).to(tl.float32)
     kept = tl.where(word < bound, 0.0, value * scale)
     tl.store(result + number, kept.to(result.dtype.element_ty), mask=real)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from overt.ops.dropout.kernels import _mix
+from overt.ops.dropout.kernels import words_at
 from overt.ops.dropout.plain import GOLDEN
 
 TILE = 16
@@ -39,23 +39,11 @@ def _load_entries(entries, stride, entry, column, LENGTH: tl.constexpr, WIDTH: t
 def _kept(seed, row, head, entry, key, bound, scale, HEADS: tl.constexpr, LENGTH: tl.constexpr):
     """Factors (heads, entries): zero where `dropout_plain` drops, `scale` elsewhere."""
     number = (row * HEADS + head[:, None]) * LENGTH + entry[None, :]
-    seed_value = tl.load(seed)
-    low = _mix((seed_value + key) & 0xFFFFFFFF)
-    high = _mix((low ^ (seed_value >> 32)) & 0xFFFFFFFF)
-    word = _mix((_mix((number + low) & 0xFFFFFFFF) + high) & 0xFFFFFFFF)
-    return tl.where(word < bound, 0.0, scale)
+    return tl.where(words_at(number, seed, key) < bound, 0.0, scale)
 
 
 @triton.jit
-def _weigh(
-    query,
-    keys,
-    ignore,
-    row,
-    entry,
-    LENGTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def _weigh(query, keys, ignore, row, entry, LENGTH: tl.constexpr, PRECISION: tl.constexpr):
     """The softmax (heads, entries) of a row, before dropout."""
     scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
     real = entry < LENGTH
