@@ -11,9 +11,7 @@ import contextlib
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import is_dataclass
 from importlib import import_module
-from typing import get_type_hints
 
 from overt.config import CONF
 from overt.config.choices import CHOICES
@@ -137,7 +135,6 @@ def groups() -> dict[str, list[str]]:
 def sections(before: Sequence[str]) -> dict[str, type]:
     """Return the dataclass of each section; with a recipe in `before`, its own sections too."""
     from overt.config import load, schema_of
-    from overt.config.schema import Schema
     from overt.errors import OvertError
 
     chosen = [word for word in before if word.startswith("recipe=")]
@@ -146,11 +143,7 @@ def sections(before: Sequence[str]) -> dict[str, type]:
             return schema_of(load([*chosen, "data.root=."]))
         except OvertError:
             pass  # a half-typed recipe: the engine's keys are still right
-    engine: dict[str, type] = {"": Schema}
-    for name, hint in get_type_hints(Schema).items():
-        if isinstance(hint, type) and is_dataclass(hint):
-            engine[name] = hint
-    return engine
+    return schema_of(None)
 
 
 def keys(before: Sequence[str]) -> list[str]:

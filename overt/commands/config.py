@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import is_dataclass
-from typing import get_type_hints
 
 from omegaconf import OmegaConf
 
 from overt.commands.arguments import config_options
-from overt.config import group_options, load, schema_of
+from overt.config import RECIPE_SECTIONS, group_options, load, schema_of
 from overt.config.choices import ADVICE, CHOICES
 from overt.config.explain import explanations, first_sentence
-from overt.config.schema import Schema
 from overt.config.show import add_hydra_options, show, with_default_values
 from overt.errors import ConfigError, nearest
 from overt.terminal import columns, paint
@@ -69,30 +66,31 @@ def _explain(options: argparse.Namespace, has_recipe: bool) -> None:
         config = load(options.overrides, options.config, options.package, needs_data=False)
         schema, values = schema_of(config), OmegaConf.create(config.text)
     else:  # the engine's own keys need no recipe
-        hints = get_type_hints(Schema).items()
-        schema = {name: hint for name, hint in hints if isinstance(hint, type)}
-        schema = {name: hint for name, hint in schema.items() if is_dataclass(hint)}
-        values = None
-    meanings = {}
+        schema, values = schema_of(None), None
+    known: dict[str, tuple[str, object]] = {}
     for section, kind in schema.items():
         for name, text in explanations(kind).items():
-            meanings[f"{section}.{name}" if section else name] = text
+            key = f"{section}.{name}" if section else name
+            value = ABSENT if values is None else OmegaConf.select(values, key, default=ABSENT)
+            may_be_section = key in (*schema, *RECIPE_SECTIONS)
+            # What the engine fills in is not part of a configuration.
+            is_key = value is not ABSENT and not (may_be_section and OmegaConf.is_dict(value))
+            if is_key or (values is None and not may_be_section):
+                known[key] = (text, value)
     chosen = [
         key
-        for key in meanings
+        for key in known
         if options.explain in ("", key) or key.startswith(options.explain + ".")
     ]
     if not chosen:
-        hint = nearest(options.explain, list(meanings))
+        hint = nearest(options.explain, list(known))
         more = "" if has_recipe else "; keys of a recipe need recipe=NAME"
         raise ConfigError(f"--explain {options.explain}: no such key{hint}{more}")
     for key in chosen:
-        value = ABSENT if values is None else OmegaConf.select(values, key, default=ABSENT)
-        # What the engine fills in is not part of a configuration.
-        if values is None or (value is not ABSENT and not OmegaConf.is_dict(value)):
-            shown = paint(key, "bold") + ("" if value is ABSENT else f" = {value}")
-            print(f"{shown}\n    {meanings[key]}")
-            _advise(key, value)
+        text, value = known[key]
+        shown = paint(key, "bold") + ("" if value is ABSENT else f" = {value}")
+        print(f"{shown}\n    {text}")
+        _advise(key, value)
 
 
 def _advise(key: str, value: object) -> None:

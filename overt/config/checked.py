@@ -473,8 +473,8 @@ def _constructor_arguments(kind: type[Recipe], settings: Any) -> tuple[Any, ...]
     )
 
 
-def schema_of(config: Config) -> dict[str, type]:
-    """Dotted section name to the dataclass that describes it, for `overt config --explain`."""
+def schema_of(config: Config | None) -> dict[str, type]:
+    """Dotted section name to the dataclass that describes it; None: the engine's sections only."""
     sections: dict[str, type] = {}
 
     def visit(prefix: str, kind: Any) -> None:
@@ -487,6 +487,8 @@ def schema_of(config: Config) -> dict[str, type]:
                 visit(prefix, choice)
 
     visit("", Schema)
+    if config is None:
+        return sections
     for name, hint in get_type_hints(type(config.settings)).items():
         visit(name, hint)
     visit("schedule", import_target("schedule._target_", config.schedule["_target_"]))

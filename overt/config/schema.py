@@ -213,6 +213,7 @@ class OptimizerSection:
     _target_: str = MISSING
     # learning rate at lr_base_batch; see lr_scaling
     lr: float = MISSING
+    # decoupled (AdamW) or added to the gradient (SGD, Adam), as the class does it; 0: none
     weight_decay: float = MISSING
     # class and arguments of a schedule that starts from weight_decay; null: constant
     weight_decay_schedule: Any = MISSING
@@ -251,11 +252,15 @@ class OptimizerSection:
 class LoggingSection:
     # log losses, rates and speeds every N steps
     every_steps: int = MISSING
+    # also write event files for TensorBoard, to RUN/tensorboard
     use_tensorboard: bool = MISSING
     # also log to Weights & Biases (pip install 'overt[wandb]')
     use_wandb: bool = MISSING
+    # project of Weights & Biases that the run belongs to
     wandb_project: str = MISSING
+    # user or team that owns the project; null: the default of the W&B account
     wandb_entity: str | None = MISSING
+    # tags of the run in Weights & Biases: [ablation, seed1]
     wandb_tags: list[str] = MISSING
     # online or offline; null: the environment variable WANDB_MODE, or online
     wandb_mode: str | None = MISSING

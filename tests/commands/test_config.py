@@ -104,3 +104,24 @@ def test_keys_are_explained_before_the_data_are_named(
 ) -> None:
     assert main(["config", "recipe=hjepa", "--explain", "data"]) == 0
     assert "data.root = (data.root was not given)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("key", ["optimizer.arguments", "evaluation.transfer"])
+def test_a_key_that_holds_a_mapping_is_explained(
+    key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "recipe=ijepa_cifar", "--explain", key]) == 0
+    assert capsys.readouterr().out.startswith(f"{key} = {{")
+
+
+def test_keys_outside_of_sections_need_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--explain", "seed"]) == 0
+    assert "random seed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["model"], ["loss", "recipe=pcdiff_refine"]])
+def test_a_section_without_keys_is_not_passed_over_in_silence(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", *words[1:], "--explain", words[0]]) == 2
+    assert f"--explain {words[0]}: no such key" in capsys.readouterr().err

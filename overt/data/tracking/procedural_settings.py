@@ -34,13 +34,15 @@ class ProceduralSettings:
     present: float = MISSING
     # half the extent of a layer, (smallest, largest), in half image sides
     sizes: list[float] = MISSING
-    # probabilities of layers that are bars, that are cut by holes or slits, that are boxes
+    # probability that a layer is a thin bar
     thin: float = MISSING
+    # probability that a layer is cut by holes or slits
     holes: float = MISSING
+    # probability that the outline of a layer is a rectangle, not a rounded shape
     boxes: float = MISSING
-    # probabilities of a clip with a box that rotates in space (layers 1 to 3), and with three limbs
-    # on joints (layers 4 to 6)
+    # probability of a clip with a box that rotates in space, the layers 1 to 3
     solids: float = MISSING
+    # probability of a clip with three limbs on joints, the layers 4 to 6
     articulated: float = MISSING
     # side of the square crops of textures
     texture_size: int = MISSING
@@ -48,37 +50,49 @@ class ProceduralSettings:
     made_textures: int = MISSING
     # texture scale on its layer, (smallest, largest)
     texels_per_pixel: list[float] = MISSING
-    # medians of layer motion in a clip of 24 frames: shift, rotation in radians, log zoom; median
-    # of the camera shift; and the standard deviation of their logarithms
+    # median of a layer's shift in a clip of 24 frames, in image sides
     shift: float = MISSING
+    # median of a layer's rotation in a clip of 24 frames, in radians
     rotation: float = MISSING
+    # median of the logarithm of a layer's zoom in a clip of 24 frames
     zoom: float = MISSING
+    # median of the camera's shift in a clip of 24 frames, in image sides
     camera_shift: float = MISSING
+    # standard deviation of the logarithms of these four; 0: all clips move equally much
     spread: float = MISSING
     # largest number of oscillations in 24 frames
     fastest: float = MISSING
-    # standard deviation of stretch and of perspective; median of bends
+    # standard deviation of the stretch and of the shear of a layer
     shear: float = MISSING
+    # standard deviation of the perspective terms of a layer's homography
     perspective: float = MISSING
+    # median height of the waves that bend a layer, in half image sides; 0: flat layers
     bend: float = MISSING
-    # probabilities that nothing moves, that the camera is static, that objects are static
+    # probability of a clip in which nothing moves
     static_clips: float = MISSING
+    # probability of a clip with a static camera
     static_camera: float = MISSING
+    # probability of a clip in which only the camera moves
     static_things: float = MISSING
-    # probability of each kind of illumination change, and its strength
+    # probability of each kind of illumination change in a clip: gain, a wave of light, spots
     lights: float = MISSING
+    # strength of illumination changes; 1: the gain varies by about 12 %, a spot by up to 55 %
     light: float = MISSING
-    # probabilities of clips with motion blur, defocus, grayscale, noise (up to this many of 255
-    # levels), compression
+    # probability of a clip with motion blur, of up to half a frame's duration
     motion_blur: float = MISSING
+    # probability of a clip that is out of focus
     blur: float = MISSING
+    # probability of a grayscale clip
     gray: float = MISSING
+    # probability of a clip with noise
     noisy: float = MISSING
+    # largest standard deviation of that noise, in gray levels of 255
     noise: float = MISSING
+    # probability of a clip with compression artifacts
     compressed: float = MISSING
-    # fraction of queries in the first frame, and of queries moved to a nearby layer in front of the
-    # background
+    # fraction of queries in the first frame; the others are in random frames
     first_frame: float = MISSING
+    # fraction of queries moved to a nearby layer in front of the background, if there is one
     foreground: float = MISSING
 
     def __post_init__(self) -> None:

@@ -25,14 +25,19 @@ ANNOTATED = (DYNAMIC_REPLICA, POINT_ODYSSEY)
 class SyntheticSettings:
     # sequences of textured shapes over a moving background, in Kubric's layout
     count: int = MISSING
+    # frames of a sequence
     frames: int = MISSING
+    # height of a frame in pixels; data.crop_size is cropped from it
     height: int = MISSING
+    # width of a frame in pixels
     width: int = MISSING
     # tracked points per sequence
     points: int = MISSING
+    # random seed of the sequences, independent of the run's
     seed: int = MISSING
-    # moving shapes per sequence, and how fast they move, in pixels per frame
+    # moving shapes per sequence
     shapes: int = MISSING
+    # highest speed of a shape, in pixels per frame; that of the background is 0.4 of it
     speed: float = MISSING
 
     def __post_init__(self) -> None:

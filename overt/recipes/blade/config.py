@@ -64,14 +64,17 @@ PROTOCOLS = {
 
 @dataclass
 class EncoderSettings:
-    # sizes of a custom vision transformer, with encoder=custom
+    # features of a token of the vision transformer; with encoder=custom, like all of these
     width: int = MISSING
+    # blocks of the vision transformer
     depth: int = MISSING
+    # attention heads of a block; divides width
     num_heads: int = MISSING
     # the four blocks whose features are inputs of the DPT head
     taps: list[int] = MISSING
-    # channels of the DPT head: of its output map, and of its four inputs
+    # channels of the DPT head's output map
     features: int = MISSING
+    # channels of the DPT head's four inputs, one for each of taps
     channels: list[int] = MISSING
 
     def check(self) -> None:
@@ -92,10 +95,13 @@ class EncoderSettings:
 
 @dataclass
 class HeadSettings:
+    # attention heads; divides model.depth.channels
     num_heads: int = MISSING
     # hidden features of the feed-forward layers
     hidden: int = MISSING
+    # layers of the transformer decoder that reads the depth from the map
     layers: int = MISSING
+    # rate of all dropouts of these layers
     dropout: float = MISSING
     # largest depth that can be predicted, in meters
     max_depth: float = MISSING
@@ -176,12 +182,14 @@ class BodySettings:
     model: str = MISSING
     # the 17 Human3.6M joints from the vertices of that body, .npy (17, V); null: those of the body
     joint_regressor: str | None = MISSING
-    # for SMPL labels: its neutral body model, and J_regressor_extra.npy
+    # for SMPL labels: its neutral body model, SMPL_NEUTRAL.pkl or .npz; null: no SMPL labels
     smpl: str | None = MISSING
+    # for SMPL labels: J_regressor_extra.npy, whose hips define the pelvis
     smpl_regressor: str | None = MISSING
-    # SMPL's vertices from those of the body, written by `overt data body-transfer`, and the 17
-    # joints from SMPL's vertices, J_regressor_h36m.npy: needed to score SMPL labels
+    # to score SMPL labels: SMPL's vertices from those of the body, written by `overt data
+    # body-transfer`
     transfer: str | None = MISSING
+    # to score SMPL labels: the 17 joints from SMPL's vertices, J_regressor_h36m.npy
     smpl_joint_regressor: str | None = None
 
 
@@ -198,8 +206,9 @@ class DepthModelSettings:
 
 @dataclass
 class BranchSettings:
-    # ResNet: channels of its first stage over 4, blocks of its four stages
+    # ResNet: channels of its first stage over 4
     width: int = MISSING
+    # ResNet: bottleneck blocks of its four stages; [3,4,6,3] is ResNet-50
     blocks: list[int] = MISSING
     # conv7 (stride 4 with a pool, as in ResNet) or conv3 (stride 2, for small pictures)
     stem: str = MISSING
@@ -207,9 +216,11 @@ class BranchSettings:
     norm: str = MISSING
     # ImageNet weights with torchvision's keys; null: random initialization
     backbone_checkpoint: str | None = MISSING
-    # features of a token, heads and layers of the decoder
+    # features of a token of the decoder
     features: int = MISSING
+    # attention heads of the decoder; features is a multiple of four times as many
     num_heads: int = MISSING
+    # layers of the decoder
     layers: int = MISSING
 
     def __post_init__(self) -> None:
@@ -277,9 +288,11 @@ class PoseModelSettings:
 
 @dataclass
 class SourceSettings:
+    # name of the data set in messages
     name: str = MISSING
-    # annotation file and picture folder, below data.root or absolute
+    # annotation file, below data.root or absolute
     annotations: str = MISSING
+    # folder of the pictures, below data.root or absolute
     images: str = MISSING
     # fraction of the samples
     weight: float = MISSING
@@ -302,13 +315,15 @@ class PhotographSettings:
     margin: list[float] = field(default_factory=lambda: [1.0, 1.7])
     # largest distance of the crop's center from that of the visible person, in sides
     shift: float = 0.1
-    # fraction of whole photographs, with the person anywhere, and their largest margin
+    # fraction of whole photographs, with the person anywhere
     whole: float = 0.2
+    # largest margin of whole photographs; the smallest is that of margin
     whole_margin: float = 3.0
     # fraction of crops that reach beyond a border next to the person
     border: float = 0.4
-    # fractions of pictures of low resolution, and compressed as JPEG
+    # fraction of pictures of low resolution
     coarse: float = 0.25
+    # fraction of pictures compressed as JPEG
     compressed: float = 0.3
 
     def __post_init__(self) -> None:
@@ -326,11 +341,13 @@ class PhotographSettings:
 
 @dataclass
 class SyntheticSettings:
-    # pictures for training, and for evaluation
+    # pictures for training
     train: int = MISSING
+    # pictures of the test set, people_test
     test: int = MISSING
     # side of a picture in pixels
     size: int = MISSING
+    # random seed of the people, independent of the run's
     seed: int = MISSING
     # camera or portrait; see `overt data people --help`
     framing: str = MISSING
@@ -344,8 +361,9 @@ class SyntheticSettings:
     body: str | None = None
     # folder of background photographs for dressed people; null: synthetic backgrounds
     backgrounds: str | None = None
-    # rendering device, cpu (null) or cuda, and number of worker processes (null: none)
+    # rendering device of the files: cpu or cuda; null: cpu
     device: str | None = None
+    # worker processes that render the files; null: none
     workers: int | None = None
     # render a new person for every training sample on the training device, instead of files; for
     # dressed people. An epoch has `train` samples; the test set is written as usual
@@ -354,9 +372,9 @@ class SyntheticSettings:
     # the written ones. Only of live people, so the test set stays the same
     live_framing: str | None = None
     photograph: PhotographSettings = field(default_factory=PhotographSettings)
-    # folder of background photographs of live people (null: backgrounds), and the fraction of
-    # people before one of them
+    # folder of background photographs of live people; null: backgrounds
     live_backgrounds: str | None = None
+    # fraction of live people in front of a photograph; the others have synthetic backgrounds
     live_background_fraction: float = 0.8
 
     @property
@@ -389,13 +407,21 @@ class SyntheticSettings:
 class AugmentationSettings:
     """Strengths; see `overt.data.people.crops.Augmentation`."""
 
+    # each color channel is multiplied by 1 - noise to 1 + noise
     noise: float = MISSING
+    # probability of a mirror image
     mirror: float = MISSING
+    # standard deviation of the angle in degrees, limited to twice that
     rotation: float = MISSING
+    # probability of a rotation
     rotation_probability: float = MISSING
+    # standard deviation of the crop's side, relative to it and limited to once that
     scale: float = MISSING
+    # constant added to this factor of the side
     scale_added: float = MISSING
+    # standard deviation of the crop's center in sides, limited to once that
     shift: float = MISSING
+    # probability of a shift
     shift_probability: float = MISSING
 
     def check(self, section: str) -> None:
@@ -410,6 +436,7 @@ class AugmentationSettings:
 class DataSettings:
     # folder with datasets/NAME (pictures) and preprocessed_datasets (annotations); may be a link
     root: str = MISSING
+    # data sets to train on: [{name, annotations, images, weight, layout, whole_image}]
     sources: list[SourceSettings] = MISSING
     # people to render on first use; null: none
     synthetic: SyntheticSettings | None = MISSING
@@ -420,9 +447,9 @@ class DataSettings:
     # pixels of DepthNet's crop
     depth_size: int = MISSING
     depth_augmentation: AugmentationSettings = MISSING
-    # side of PoseNet's crop in pixels, around the image center; and the sizes to which a step
-    # resizes it
+    # side of PoseNet's crop in pixels, around the image center
     pose_size: int = MISSING
+    # sides in pixels to which a training step resizes it; each step takes one at random
     pose_step_sizes: list[int] = MISSING
     # its side: smallest factor, and largest increase
     pose_side: list[float] = MISSING
@@ -480,8 +507,9 @@ class CameraSettings:
     size: int = MISSING
     # weight of the keypoints relative to the silhouette
     keypoint_weight: float = MISSING
-    # also optimize the depth, and the pose
+    # also optimize the depth
     optimize_depth: bool = MISSING
+    # also optimize the pose: rotations of the body's joints
     optimize_pose: bool = MISSING
     # standard deviation, in pixels, of noise on the ground-truth keypoints that replace a detector
     keypoint_noise: float = MISSING
@@ -508,6 +536,7 @@ class EvaluationSettings:
     dataset: str = MISSING
     # folder with datasets and preprocessed_datasets; null: data.root
     dataset_root: str | None = MISSING
+    # people per forward pass and rank; affects memory and speed, not scores
     batch_size: int = MISSING
     # score only the first rows, this many; null: all
     max_samples: int | None = MISSING
@@ -532,16 +561,21 @@ class DepthLossSettings:
 
 @dataclass
 class PoseLossSettings:
+    # weight of the error of the body's orientation, an angle in radians
     root_weight: float = MISSING
+    # weight of the mean error of the joint rotations, angles in radians
     body_pose_weight: float = MISSING
+    # weight of the mean absolute error of the ten shape parameters
     shape_weight: float = MISSING
+    # weight of the mean absolute error of the joints relative to the pelvis, in meters
     body_joint_weight: float = MISSING
+    # weight of the mean absolute error of the vertices relative to the pelvis, in meters
     vert_weight: float = MISSING
-    # of the limb joints in the picture; with model.keypoint_head
+    # weight of the limb joints in the picture; with model.keypoint_head
     keypoint_weight: float = MISSING
-    # of whether they are inside the crop; with model.keypoint_visibility
+    # weight of whether they are inside the crop; with model.keypoint_visibility
     visibility_weight: float = 0.1
-    # of the silhouette's pixels; with model.silhouette_head
+    # weight of the silhouette's pixels; with model.silhouette_head
     silhouette_weight: float = 0.5
 
 

@@ -48,13 +48,15 @@ class ModelSettings:
     space_depth: int = MISSING
     # width of a block's MLP over the width of the transformer
     mlp_ratio: float = MISSING
-    # hidden and output width, per level, of the MLP that reads the correlation (384, 256)
+    # hidden width of the MLP that reads the correlation of a level (384 in all released weights)
     corr_hidden: int = MISSING
+    # output width of this MLP for each level (256 in all released weights)
     corr_out: int = MISSING
     # visibility and confidence come from a separate layer; false: from that of the position
     linear_layer_for_vis_conf: bool = MISSING
-    # refinement iterations in training and in evaluation
+    # refinement iterations in training
     train_iters: int = MISSING
+    # refinement iterations in evaluation and tracking
     eval_iters: int = MISSING
     # round video and queries to bfloat16 in training, as the official runs did: queries are then
     # off by up to a pixel
@@ -179,11 +181,13 @@ class DataSettings(KubricSettings):
 
 @dataclass
 class LossSettings:
-    # weight of the position error of visible and of occluded points
+    # weight of the position error of visible points
     visible_weight: float = MISSING
+    # weight of the position error of occluded points
     invisible_weight: float = MISSING
-    # weight of the two binary cross-entropies
+    # weight of the binary cross-entropy of visibility
     visibility_weight: float = MISSING
+    # weight of the binary cross-entropy of confidence; see confidence_radius
     confidence_weight: float = MISSING
     # iteration i of I counts gamma^(I - 1 - i)
     gamma: float = MISSING
@@ -215,6 +219,7 @@ class EvaluationSettings(ScoringSettings):
     # offline model: (height, width) of a second pass, which refines the tracks of the first in
     # fine_iters iterations; null: one pass
     fine_resolution: list[int] | None = None
+    # refinement iterations of the second pass
     fine_iters: int = 2
     # TAP-Vid, offline model: each query with separate support points, as in the paper's tables;
     # false: all queries together, which is faster

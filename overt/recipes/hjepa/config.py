@@ -38,6 +38,7 @@ class LossSettings:
     # distance of prediction and target: mse, smoothl1 or huber; or with a term against collapse:
     # hjepa, combined (VICReg), hjepa_sigreg, cjepa, which use jepa_loss_type as distance
     type: str = MISSING
+    # mse, smoothl1 or huber: the distance where type does not name one
     jepa_loss_type: str = MISSING
     # where Huber's loss changes from quadratic to linear
     huber_delta: float = MISSING
@@ -47,22 +48,26 @@ class LossSettings:
     normalize_embeddings: bool = MISSING
     # no gradient through the targets; false needs model.use_target_encoder=false
     detach_targets: bool = MISSING
-    # VICReg on the features of visible patches: its weight, and those of its two terms
+    # weight of VICReg on the features of visible patches
     vicreg_weight: float = MISSING
+    # weight of VICReg's variance term within it
     vicreg_variance_weight: float = MISSING
+    # weight of VICReg's covariance term within it
     vicreg_covariance_weight: float = MISSING
+    # added to the variance before its square root, so that the gradient stays finite
     vicreg_eps: float = MISSING
-    # SIGReg on the same features: its weight, and the number of random directions, resampled in
-    # every step
+    # weight of SIGReg on the features of visible patches
     sigreg_weight: float = MISSING
+    # random directions of SIGReg, resampled in every step
     sigreg_num_slices: int = MISSING
     # how each direction is compared with a normal distribution: char_function, or reference_points
     # (the original's other test: its memory grows with the square of the tokens)
     sigreg_test: str = MISSING
     # standardize each direction first, as the original does; the term then ignores mean and scale
     sigreg_standardize: bool = MISSING
-    # NT-Xent between two views of each image: its weight and temperature
+    # weight of NT-Xent between two views of each image
     contrastive_weight: float = MISSING
+    # temperature of NT-Xent: cosines are divided by it
     contrastive_temperature: float = MISSING
     # of a classifier: label smoothing, the probability spread over all classes
     label_smoothing: float = 0.0
@@ -115,9 +120,11 @@ class CollapseSettings:
 class LinearProbeSettings:
     # train a linear layer on the frozen features in every evaluation
     enabled: bool = MISSING
+    # passes over the training features
     epochs: int = MISSING
+    # features per step of the probe
     batch_size: int = MISSING
-    # of a single layer; a sweep has its own learning rates
+    # learning rate of a single layer; a sweep has its own rates
     lr: float = MISSING
     # train layers with several learning rates and weight decays in one pass, on standardized
     # features, and score the best one on a held-out tenth of the training features
@@ -144,8 +151,11 @@ class AttentiveProbeSettings:
     # train a cross-attention block on all frozen patch features in every evaluation; these are kept
     # in memory: two bytes x samples x patches x embed_dim
     enabled: bool = MISSING
+    # passes over the training images
     epochs: int = MISSING
+    # images per step of the probe
     batch_size: int = MISSING
+    # learning rate of AdamW
     lr: float = MISSING
     # do not keep them: every epoch encodes all images again, on all ranks
     stream: bool = False
@@ -160,6 +170,7 @@ class EvaluationSettings:
     batch_size: int = MISSING
     # neighbors that vote for knn_top1
     k: int = MISSING
+    # a neighbor votes with exp(cosine / temperature)
     temperature: float = MISSING
     # use the concatenated features of this many last blocks of the target encoder
     layers: int = MISSING

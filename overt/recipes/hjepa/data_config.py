@@ -31,6 +31,8 @@ class MaskingSettings:
     num_masks: int = MISSING
     # area of a target block over that of the image
     mask_scale: list[float] = MISSING
+    # range of the aspect ratio of a target block: height over width with kind=ijepa, width over
+    # height with other kinds
     aspect_ratio: list[float] = MISSING
     # contexts of an image, each with separate predictions
     num_context_masks: int = MISSING
@@ -94,9 +96,11 @@ class MaskingSettings:
 class SyntheticSettings:
     # textured shapes written to root, one folder per class
     classes: int = MISSING
+    # images of each class
     per_class: int = MISSING
     # pixels of a side
     size: int = MISSING
+    # random seed of the images, independent of the run's
     seed: int = MISSING
 
     def __post_init__(self) -> None:
@@ -165,8 +169,9 @@ class DataSettings:
     synthetic: SyntheticSettings | None = MISSING
     # (height, width) in pixels
     image_size: list[int] = MISSING
-    # mean and standard deviation of the colors, from 0 to 1, for normalization
+    # mean of red, green and blue, from 0 to 1, for normalization
     mean: list[float] = MISSING
+    # standard deviation of red, green and blue, on the same scale
     std: list[float] = MISSING
     augmentation: AugmentationSettings = MISSING
     masking: MaskingSettings = MISSING

@@ -44,8 +44,11 @@ class PredictorSettings:
     kind: str = MISSING
     # features of a token in the narrow predictor; null: those of the encoder
     width: int | None = MISSING
+    # blocks of the predictor
     depth: int = MISSING
+    # attention heads of a block; divides the width
     num_heads: int = MISSING
+    # hidden features of a block's MLP over the width
     mlp_ratio: float = MISSING
 
     def __post_init__(self) -> None:
@@ -55,8 +58,9 @@ class PredictorSettings:
 
 @dataclass
 class EmaSettings:
-    # momentum of the target encoder (EMA) at the start and at the end of training
+    # momentum of the target encoder (EMA) at the start of training
     momentum: float = MISSING
+    # momentum at the end of training
     momentum_end: float = MISSING
     # epochs before it begins to rise
     momentum_warmup_epochs: float = MISSING
@@ -74,6 +78,7 @@ class RopeSettings:
     # rotate queries and keys by row and column of their patch (RoPE), in addition to the position
     # table
     use_rope: bool = MISSING
+    # base of the rotation frequencies: the larger, the slower the slowest
     theta: float = MISSING
 
     def __post_init__(self) -> None:
@@ -97,14 +102,15 @@ class FpnSettings:
 class LayerScaleSettings:
     # learned scales of the residual branches
     use_layerscale: bool = MISSING
+    # value that the scales start from
     init_value: float = MISSING
 
 
 @dataclass
 class HeadSettings:
-    # of SimCLR: hidden and output features of its head; of a classifier: width is the number of
-    # classes. Other recipes have no head
+    # of SimCLR: hidden features of its head. Only SimCLR and classifiers have a head
     hidden: int = 2048
+    # of SimCLR: output features of its head; of a classifier: number of classes
     width: int = 128
     # of a classifier: learning rate of a block relative to that of the block above it; the head has
     # optimizer.lr. Below 1 to fine-tune trained weights
@@ -122,9 +128,11 @@ class ModelSettings:
     encoder_type: str = MISSING
     # features of a token
     embed_dim: int = MISSING
-    # blocks, attention heads and pixels of a patch's side; null: as encoder_type says
+    # blocks of the encoder; null: as encoder_type says
     depth: int | None = MISSING
+    # attention heads of a block; null: as encoder_type says
     num_heads: int | None = MISSING
+    # pixels of a patch's side; null: as encoder_type says
     patch_size: int | None = MISSING
     # a class token in addition to the patches
     class_token: bool = MISSING
@@ -138,6 +146,7 @@ class ModelSettings:
     # probability of dropping a residual branch in the last block (stochastic depth); increases from
     # 0 in the first
     drop_path_rate: float = MISSING
+    # levels at which predictions and targets are compared; 1: patches only, as in I-JEPA
     num_hierarchies: int = MISSING
     # regions of the levels: grid (squares of patches) or sequence (neighbors in the list of hidden
     # patches, the reference)

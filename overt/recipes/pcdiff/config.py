@@ -61,8 +61,9 @@ class UpSettings:
 class DiffusionSettings:
     # linear, warm0.1, warm0.2, warm0.5 or cosine
     schedule: str = MISSING
-    # first and last variance; the cosine schedule has its own
+    # variance of the first step; the cosine schedule has its own
     beta_start: float = MISSING
+    # variance of the last step; the cosine schedule has its own
     beta_end: float = MISSING
     # number of steps T
     steps: int = MISSING
@@ -100,8 +101,9 @@ class ModelSettings:
     attention: bool = MISSING
     # in the voxels, after the first convolution; null: no such layer, which renumbers the keys
     dropout: float | None = MISSING
-    # factors of all widths and of all voxel resolutions; results are rounded down
+    # factor of all widths; results are rounded down and must be multiples of 8
     width_multiplier: float = MISSING
+    # factor of all voxel resolutions; results are rounded down
     resolution_multiplier: float = MISSING
     diffusion: DiffusionSettings = MISSING
     # a fourth channel that is 1 for the implant's points; false, as published: the network has to
@@ -159,6 +161,7 @@ class SyntheticSettings:
     side: int = MISSING
     # points of a cloud on disk
     points: int = MISSING
+    # random seed of the skulls, independent of the run's
     seed: int = MISSING
     # worker processes that generate them; null: none
     workers: int | None = None
@@ -200,14 +203,17 @@ class DataSettings:
     # superior). `overt complete` converts scans to it; `overt evaluate` does not, and needs test
     # data of the same orientation
     axes: str | None = None
-    # CSV lists of skulls; a relative path is below root
+    # CSV list of the skulls for training; a relative path is below root
     train_list: str = MISSING
+    # CSV list of the skulls for evaluation; a relative path is below root
     test_list: str = MISSING
-    # total points of a cloud, and how many of them belong to the implant
+    # total points of a cloud
     num_points: int = MISSING
+    # how many of these belong to the implant
     num_implant_points: int = MISSING
     # rotate training clouds by up to rotation_degrees about each axis
     augment: bool = MISSING
+    # largest angle of this rotation about each axis, in degrees
     rotation_degrees: float = MISSING
     # normalize training clouds by the box of the known points only, as in sampling; false: of all
     # points, as published
