@@ -30,7 +30,7 @@ class BackgroundWriter:
 
     def wait(self) -> None:
         """Wait for the task in progress, and raise its error."""
-        # The thread itself comes by here when it held the last reference to the manager.
+        # The thread itself runs this if it held the last reference to the manager.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
             self._thread = None
@@ -39,7 +39,7 @@ class BackgroundWriter:
             raise error
 
     def report(self) -> None:
-        """Wait at the end of the process, when nobody is left to raise to: log the error."""
+        """Wait at the end of the process, where no caller is left to catch the error: log it."""
         try:
             self.wait()
         except Exception as error:

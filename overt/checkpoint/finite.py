@@ -1,4 +1,4 @@
-"""Weights that training has poisoned: found before they become a checkpoint."""
+"""Find weights that training has made non-finite, before they become a checkpoint."""
 
 from __future__ import annotations
 

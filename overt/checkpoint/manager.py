@@ -1,6 +1,6 @@
 """CheckpointManager: the full state of a run by name, saved atomically, in the background if asked.
 
-The main process writes; of a sharded model every rank writes its shard. Nobody waits in a
+The main process writes; of a sharded model every rank writes its shard. No rank waits in a
 collective while a file is written.
 """
 

@@ -99,4 +99,4 @@ def _metadata(file: Path) -> dict[str, str]:
         with safe_open(file, framework="np") as opened:
             return opened.metadata() or {}
     except (SafetensorError, OSError):
-        return {}  # whoever reads its tensors says what is wrong with it
+        return {}  # the reader of its tensors reports what is wrong with it

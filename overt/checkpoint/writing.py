@@ -96,7 +96,7 @@ def write_whole_file(path: Path, write: Callable[[Path], object], needed: int) -
 def write_shard(hidden: Path, file: str, content: Content, parallel: bool = True) -> None:
     """Write this rank's file of a checkpoint that the main process completes.
 
-    A note beside it says that it is complete, or why not. So nobody waits in a collective while a
+    A note beside it says that it is complete, or why not. So no rank waits in a collective while a
     file is written, and the note takes the same way as the file: who sees the one sees the other.
     """
     try:

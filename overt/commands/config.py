@@ -1,7 +1,6 @@
 """`overt config recipe=NAME ...`: show the configuration of a run, and explain its keys.
 
-Without a recipe: the groups and what each offers. For those who know Hydra, --cfg and --info do
-what they do there.
+Without a recipe: the groups and what each offers. --cfg and --info work as in Hydra.
 """
 
 from __future__ import annotations

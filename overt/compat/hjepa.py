@@ -95,7 +95,7 @@ def create_masking_function(config: Config) -> Configured:
 
 
 class HJEPATrainer:
-    """Trains an H-JEPA with the engine; what is left out comes from the configuration."""
+    """Trains an H-JEPA with the engine; omitted arguments come from the configuration."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Every key of the engine's configuration, with its type, its meaning and what is refused.
 
-Values live in the YAML files under `conf`; fields here have no default, so a value has one home.
+Values live in the YAML files under `conf`; fields here have no default.
 A comment line above a field is its explanation in `overt config --explain`. Never imports torch.
 """
 

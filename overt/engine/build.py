@@ -85,10 +85,10 @@ class Parts:
     schedule: Scheduler | HierarchicalScheduler
     weight_decay: Callable[[int], Any] | None
     momentum: EMAScheduler
-    loaded: str | None  # what became of the weights of checkpoint.init_from
+    loaded: str | None  # which tensors checkpoint.init_from has filled
 
     def rate_in_words(self, optimizer: OptimizerSection) -> dict[str, Any]:
-        """Return where the learning rate comes from, for whoever reads the checkpoint."""
+        """Return how the learning rate was derived; checkpoints store it."""
         return {
             "base": optimizer.lr,
             "rule": optimizer.lr_scaling,
@@ -98,7 +98,7 @@ class Parts:
 
 @dataclass
 class Wrapping:
-    """The model as the recipe's loss gets it, and how gradients of all ranks meet."""
+    """The model as the recipe's loss gets it, and how gradients are reduced across ranks."""
 
     module: nn.Module
     ddp: DistributedDataParallel | None = None

@@ -48,7 +48,7 @@ class Verdict:
         return bool(self.applied)
 
     def event(self, module: str | None, searched: bool, spike_limit: float) -> SkippedStep:
-        """Return what there is to say about a skipped step, on this rank."""
+        """Describe a skipped step as seen from this rank."""
         return SkippedStep(
             self.step,
             float(self.own_loss),
@@ -136,6 +136,6 @@ class FiniteGuard:
         self.pending = Verdict(step, batch, counts, applied, own_loss, spiked, arrived)
 
     def take(self) -> Verdict | None:
-        """The step that is still open, if any; it is then the caller's."""
+        """Hand over the step whose outcome is still unread, if any."""
         verdict, self.pending = self.pending, None
         return verdict

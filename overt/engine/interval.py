@@ -70,7 +70,7 @@ def _refuse_taken(output: StepOutput) -> None:
 
 
 def _terms(output: StepOutput) -> dict[str, Tensor]:
-    """Return losses and metrics by name; an only loss called `loss` is the total itself."""
+    """Return losses and metrics by name; a single loss called `loss` is the total itself."""
     terms = {**output.losses, **output.metrics}
     terms.pop("loss", None)
     return terms

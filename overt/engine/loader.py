@@ -210,7 +210,7 @@ class StepLoader:
         num_workers: int,
         warnings: Path | None = None,
     ) -> None:
-        """`warnings`: the file for what loader processes warn of."""
+        """`warnings`: the file for warnings of the loader processes."""
         check_source(source)
         self.length, self.plan, self.drop_last = len(source), plan, drop_last
         if self.length == 0:

@@ -34,7 +34,7 @@ def slow_precision(precision: str, device: torch.device) -> str | None:
 
 
 def memory_in_use(device: torch.device) -> int:
-    """Bytes: the peak on the CUDA device, or what a Mac's GPU or this process on the host holds."""
+    """Bytes: the peak on the CUDA device, or the current use of a Mac's GPU or of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if device.type == "mps":

@@ -69,9 +69,9 @@ class Progress:
 
     @contextmanager
     def pause(self, look_up: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Exclude evaluation and saving from the speeds, and show how far they are.
+        """Exclude evaluation and saving from the speeds, and show their progress.
 
-        They call `look_up` whenever they are further.
+        They call `look_up` whenever they have advanced.
         """
 
         def working(label: str, done: int, total: int) -> None:

@@ -52,7 +52,7 @@ class Replay:
             return self.recipe.loss(model, batch, counts, step).total
 
     def explain(self, verdict: Verdict, searches: bool, spike_limit: float) -> SkippedStep:
-        """Return what there is to say about a skipped step. Every rank must call this."""
+        """Describe a skipped step. Every rank must call this."""
         searches = searches and not bool(verdict.spiked)
         module = self.nonfinite_module(verdict) if searches else None
         return verdict.event(module, searches, spike_limit)

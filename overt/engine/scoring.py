@@ -72,7 +72,7 @@ def score_sets(
 
 
 def _numbers(scores: object, owner: str) -> dict[str, float]:
-    """Return scores as numbers of Python; refused where they are none."""
+    """Return scores as Python floats; refuse anything else."""
     if not isinstance(scores, Mapping):
         raise ConfigError(
             f"{owner} returned {type(scores).__name__}, expected a dict of scores by name; return "

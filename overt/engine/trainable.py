@@ -51,7 +51,7 @@ class Trainable:
     def only_gradients_of(
         self, only: Only, scaled: bool = False
     ) -> AbstractContextManager[list[nn.Parameter]]:
-        """Hide the gradients of all but these parameters from whoever clips and steps.
+        """Hide the gradients of all other parameters from clipping and the optimizer.
 
         `scaled`: gradients carry the factor of a loss scaler, which may change with each update, so
         that none can wait for a later one.

@@ -153,7 +153,7 @@ class Trainer:
     def add_gradients(
         self, micro_batches: list[MicroBatch], counts: dict[str, Tensor], only: Only = None
     ) -> list[StepOutput]:
-        """Run forward and backward; gradients, of `only` or all parameters, meet across ranks."""
+        """Run forward and backward; reduce gradients, of `only` or all parameters, over ranks."""
         outputs, wrapping = [], self.wrapping
         variant = int(self.recipe.replays_at(self.state.step)) if only is None else 0
         with self.trainable.gradients_for(only) as parameters:

@@ -65,7 +65,7 @@ class RecordedPreparation:
 
 
 class Transfer:
-    """Returns batches on the device as the loss takes them; nobody waits for the copy."""
+    """Returns batches on the device as the loss takes them, without waiting for the copy."""
 
     def __init__(
         self,

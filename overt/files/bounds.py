@@ -23,7 +23,7 @@ import numpy as np
 
 from overt.errors import DataError
 
-UNSUSPICIOUS = 1 << 30  # bytes; what claims less is read whatever its file looks like
+UNSUSPICIOUS = 1 << 30  # bytes; smaller claims are read without further checks
 LARGEST_RATIO = 200  # of bytes claimed to bytes on disk, beyond that
 _DROPPED_AT_ONCE = 1 << 24  # bytes
 _MAGIC = b"\x93NUMPY"

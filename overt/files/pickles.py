@@ -126,7 +126,7 @@ def _storage(data: bytes) -> _Storage:
 def _tensor(
     storage: object, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: object
 ) -> Tensor:
-    """A tensor on the CPU; whether it had a gradient is left out, since it is data here."""
+    """A tensor on the CPU; whether it had a gradient is dropped, since it is data here."""
     if not isinstance(storage, _Storage):
         raise pickle.UnpicklingError(f"{type(storage).__name__} in place of a tensor's storage")
     if not all(type(number) is int and number >= 0 for number in (offset, *size, *stride)):

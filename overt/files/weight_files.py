@@ -55,7 +55,7 @@ def refuse_collisions(cleaned: Mapping[str, str], source: str) -> None:
 
 
 def refuse_special(path: Path) -> None:
-    """Refuse a pipe or a device: whoever opens one may never return."""
+    """Refuse a pipe or a device: opening one may block forever."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise CheckpointError(f"{path} is neither a file nor a folder; name a checkpoint")
 

@@ -188,7 +188,7 @@ def mirror_of_points(points: Points) -> tuple[Matrix, float]:
     """Return the reflection (4, 4) that maps points (N, 3) of a surface best onto themselves.
 
     Iterative closest points between the surface and its reflection, from the plane x = middle; the
-    worst matches, where bone is missing, are left out. Also returns the mean distance of the rest.
+    worst matches, where bone is missing, are excluded. Also returns the others' mean distance.
     """
     from scipy.spatial import KDTree
 

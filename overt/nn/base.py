@@ -1,4 +1,4 @@
-"""Models on a frozen base: checkpoints hold what was trained, and say what it stands on.
+"""Models on a frozen base: checkpoints hold what was trained, and name the base.
 
 `stand_on(model, path)` fills the frozen tensors of a model from a file, and keeps them out of its
 `state_dict`, hence out of every checkpoint. In their place there is `base_sha256`, so that what was
@@ -26,7 +26,7 @@ MARK = "base_sha256"
 
 @dataclass(frozen=True)
 class Base:
-    """What a module stands on."""
+    """The frozen base of a module."""
 
     path: str
     key: str  # the setting that names it

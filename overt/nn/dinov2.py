@@ -37,7 +37,7 @@ class DinoVisionTransformer(VisionTransformer):
         self.mask_token = nn.Parameter(torch.zeros(1, width), requires_grad=False)
 
     def positions(self, grid: Grid) -> Tensor:
-        """The position table for a grid of patches, stretched where it is not the own one."""
+        """The position table for a grid of patches, interpolated for any other than its own."""
         if grid == self.grid:
             return self.pos_embed
         first, patches = self.pos_embed[:, :1], self.pos_embed[:, 1:]

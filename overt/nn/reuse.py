@@ -70,7 +70,7 @@ def _cast(module: nn.Module, named: dict[str, nn.Parameter]) -> dict[str, Tensor
 
 
 class _Sums:
-    """The gradients so far; it knows nothing of the graph, which a circle would keep alive."""
+    """The gradients so far; without a reference to the graph, which a cycle would keep alive."""
 
     def __init__(self) -> None:
         self.values: dict[int, Tensor] = {}  # by the number of the weight
@@ -167,7 +167,7 @@ class _Run(torch.autograd.Function):
             next(to_inputs) if isinstance(tensor, Tensor) and tensor.requires_grad else None
             for tensor in ctx.inputs
         ]
-        # A zero, so that autograd knows when every run has had its turn.
+        # A zero, so that autograd calls this after every run.
         nothing = ctx.weights[0].new_zeros((), dtype=torch.float32)
         ctx.inputs = ctx.results = ctx.weights = None
         return None, None, None, nothing, *back

@@ -32,7 +32,7 @@ class PackedPatches:
 
     rows: Tensor  # (T,) among all B x N patches; B x N itself is the class token
     packing: Packing
-    patches: Tensor  # (K,) the place in its image of every token that is a patch
+    patches: Tensor  # (K,) the position in its image of every token that is a patch
     tokens: Tensor | None  # (K,) which of the T tokens these are; None: all are
 
 
@@ -153,7 +153,7 @@ class VisionTransformer(nn.Module):
         return images.shape[2] // size, images.shape[3] // size
 
     def positions(self, grid: Grid) -> Tensor:
-        """The position table for a grid of patches, interpolated where it is not the own one."""
+        """The position table for a grid of patches, interpolated for any other than its own."""
         if grid == self.grid:
             return self.pos_embed
         return resize_positions(self.pos_embed, self.grid, grid, self.prefix)
@@ -205,7 +205,7 @@ class VisionTransformer(nn.Module):
     def _first_tokens(
         self, images: Tensor, hidden: Tensor | None, keep: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """What the first block takes: tokens, and by which angles they are turned."""
+        """What the first block takes: tokens, and the angles that rotate them."""
         tokens = self.embed(images)
         rotation = self._rotation(self.grid_of(images), tokens.device)
         if hidden is not None:
@@ -347,7 +347,7 @@ def rope_table(grid: Grid, head_width: int, theta: float) -> Tensor:
 
 
 def _unrotated_first(rotation: Tensor) -> Tensor:
-    """The table with one more entry in front that turns nothing."""
+    """The table with one more entry in front, of angle zero."""
     still = torch.zeros_like(rotation[..., :1, :, :])
     still[..., 0, :] = 1.0
     return torch.cat([still, rotation], dim=-3)

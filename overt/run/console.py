@@ -86,7 +86,7 @@ class Console:
             self._draw()
 
     def working(self, label: str, done: int, total: int) -> None:
-        """Show how far something between two steps is, such as an evaluation."""
+        """Show the progress of work between two steps, such as an evaluation."""
         now = self._clock()
         if not self._work or done == 0:
             self._work_begin = self._work_at = now
@@ -194,7 +194,7 @@ class _SayHandler(logging.Handler):
 
 
 def fit(parts: Sequence[str], done: float | None, columns: int) -> str:
-    """The parts that fit into one line, whole ones only, with a bar where there is room for it."""
+    """The parts that fit into one line, none of them cut, with a bar where there is room."""
     if not parts:
         return ""
     columns_shown: list[str] = []

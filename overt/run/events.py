@@ -1,4 +1,4 @@
-"""What can happen to a run, as values: the engine creates them, `run.Run` words and writes them.
+"""What can happen to a run, as values: the engine creates them, `run.Run` formats and writes them.
 
 `kind` and `fields()` go to events.jsonl, `str(event)` to the console.
 """
@@ -124,7 +124,7 @@ class Started:
 
 @dataclass(frozen=True)
 class SpeedChosen:
-    """What `training.compile=auto` and `training.cuda_graph=auto` have become, and why."""
+    """What `training.compile=auto` and `training.cuda_graph=auto` resolve to, and why."""
 
     step: int
     compile: str

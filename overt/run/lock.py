@@ -40,7 +40,7 @@ class Owner:
     pid: int
     since: float  # seconds since 1970
     token: str
-    # Tells a reused pid, and containers that share a host name, from the owner.
+    # Distinguishes the owner from a reused pid, and from containers that share a host name.
     machine: str = ""
     started: str = ""
     job: str = ""  # of Slurm
@@ -122,7 +122,7 @@ class RunLock:
                 file.write(self._content())
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError:  # a full disk: nobody holds an empty lock
+        except OSError:  # a full disk: an empty lock has no owner
             self.path.unlink(missing_ok=True)
             raise
         return True
@@ -253,7 +253,7 @@ def _owner_in(file: IO[bytes]) -> Owner | None:
 
 
 def _machine() -> str:
-    """Identify this boot of this machine, and this container, by what Linux says of them."""
+    """Identify this boot of this machine, and this container, by Linux's identifiers."""
     parts = []
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())

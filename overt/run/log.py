@@ -306,7 +306,7 @@ class MetricsLogger:
     def _never_stop(
         self, action: str, tracker: Tracker | None = None, advice: str = ""
     ) -> Iterator[None]:
-        """Whatever is raised inside becomes one warning: a run is worth more than its log."""
+        """Turn any error raised inside into one warning: a run is worth more than its log."""
         try:
             yield
         except Exception as error:

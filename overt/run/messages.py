@@ -39,7 +39,7 @@ class Introduction:
     optimizers: dict[str, int]  # parameters of each class
     learning_rate: float
     schedule: str
-    loaded: str | None  # what became of the weights of checkpoint.init_from
+    loaded: str | None  # which tensors checkpoint.init_from has filled
     slow: str | None  # why the precision is a bad choice for the device
     resumed: str | None
     done: str | None  # why nothing is left to train
@@ -206,7 +206,7 @@ def _package_of(config: Config) -> list[str]:
 def conclusion(
     config: Config, step: int, total_steps: int, best: Path | None, value: float | None
 ) -> tuple[str, list[tuple[str, str]]]:
-    """Return the last words of a run: what was reached, and what to type next."""
+    """Return the closing lines of a run: what was reached, and what to type next."""
     run, name = shlex.quote(str(config.run_dir)), config.checkpoint.metric_name
     rows = [("reached", f"step {step:,} of {total_steps:,}")]
     checkpoints = config.run_dir / "checkpoints"

@@ -48,7 +48,7 @@ FREE_TO_CHANGE = (
 
 
 def has_to_resume(config: Config) -> bool:
-    """Decide whether this run continues from a checkpoint: the main rank looks, all agree."""
+    """Decide whether this run continues from a checkpoint: the main rank decides for all."""
     names: list[str] = []
     lost: str | None = None
     if is_main_process():

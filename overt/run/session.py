@@ -1,6 +1,6 @@
 """`Run`: everything that one session of a run writes, on console and disk.
 
-The engine hands over values and events; their words and files are chosen here.
+The engine hands over values and events; this decides on wording and files.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Run:
             self.console.say(remark)
 
     def record(self, event: Event) -> None:
-        """Write an event to events.jsonl, and print it where it has words."""
+        """Write an event to events.jsonl, and print it if it has a text."""
         if isinstance(event, SkippedStep):
             self._write_samples(event)
         self.logger.log_event(event.kind, **event.fields())
@@ -211,7 +211,7 @@ class Run:
         self.logger.log_model_weights(model, step)
 
     def close(self, exit_code: int, step: int | None = None) -> None:
-        """End console, handlers and trackers; `step` is where the run stands."""
+        """End console, handlers and trackers; `step` is the last one made."""
         self.console.close()
         for handler in self._handlers:
             logging.getLogger("overt").removeHandler(handler)

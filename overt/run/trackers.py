@@ -1,6 +1,6 @@
 """Destinations of logged values: files in the run folder, TensorBoard, Weights & Biases, others.
 
-A tracker raises what it meets; MetricsLogger catches it, so that no tracker stops a training run.
+A tracker may raise anything; MetricsLogger catches it, so that no tracker stops a training run.
 For your own destination write a class with the methods of `Tracker` that is made from a `Start`,
 and name it in `logging.trackers` (docs/logging.md); overt/run/mlflow_tracker.py is one.
 """
@@ -56,7 +56,7 @@ class TextTracker(Protocol):
 
 
 class Start(NamedTuple):
-    """What a tracker is told when a session begins; made on the main process only."""
+    """What a tracker gets when a session begins; on the main process only."""
 
     experiment_name: str
     log_dir: Path  # the run folder: a place to keep a run's id for the next session
@@ -266,7 +266,7 @@ class WeightsAndBiases:
             tags=list(tags),
             config=dict(config or {}),
             mode=mode,
-            # A prompt for a key, or a network that is not there, holds up training no longer.
+            # Longer than this, a prompt for a key or a missing network does not delay training.
             settings=wandb.Settings(console="off", silent=True, login_timeout=30, init_timeout=30),
         )
         # Our own axis: W&B drops what is logged below its internal step, as after a resume.

@@ -30,7 +30,7 @@ class WarningFile(logging.Handler):
 
 
 def record_in_loader(path: Path) -> None:
-    """Write what a loader worker warns of; it is printed as well, as before."""
+    """Write a warning of a loader worker, which is still printed as well."""
     logger = logging.getLogger("overt")
     logger.addHandler(WarningFile(path))
     logger.addHandler(logging.StreamHandler())

@@ -33,7 +33,7 @@ def _add_people(verbs: Verbs) -> None:
         description="Render people with exact labels: pictures and masks below "
         "ROOT/datasets/NAME, annotations in ROOT/preprocessed_datasets/NAME.npz. Another seed "
         "gives other people. Framing camera: anywhere in the picture; portrait: the whole "
-        "person in the middle, calm if made of capsules.",
+        "person in the middle, with calm poses if made of capsules.",
         root="folder of the data sets",
     )
     parser.add_argument("--name", type=_name, default="people_train", help="of the data set")

@@ -204,10 +204,7 @@ def _texture(
 
 
 def _noise(rng: np.random.Generator, size: int, spectrum: Array) -> Array:
-    """Return periodic noise (C, S, S) of unit variance with these spectra (C, S, S
-
-    2 + 1).
-    """
+    """Return periodic noise (C, S, S) of unit variance with spectra (C, S, S // 2 + 1)."""
     white = np.fft.rfft2(rng.standard_normal((len(spectrum), size, size)))
     white[:, 0, 0] = 0
     fields = np.fft.irfft2(white * spectrum, s=(size, size))

@@ -36,7 +36,7 @@ LARGEST_REDUCED = 400 * 10**6  # bytes
 
 @dataclass
 class Speed:
-    """What `auto` has become in this run."""
+    """What `auto` resolves to in this run."""
 
     training: TrainingSection  # with `compile` and `cuda_graph` settled
     reason: str = ""  # of the line in the log; empty where there was nothing to choose
@@ -92,7 +92,7 @@ def choose(
 def choice_on_cuda(
     training: TrainingSection, recipe: Recipe, units: int, total_steps: int | None, reduced: int
 ) -> str:
-    """Return what `auto` becomes on CUDA with Triton, as text; empty where nothing is `auto`.
+    """Return what `auto` resolves to on CUDA with Triton, as text; empty where nothing is `auto`.
 
     `units` are those that would be compiled, `reduced` the bytes of gradients that are reduced.
     Training of unknown length is taken to be long.

@@ -42,7 +42,7 @@ class GraphedPass:
     """Does what `run(batch, counts)` does, its backward pass included, by replaying a recording.
 
     Work, of a `variant` and of the batch's shapes, that comes `WARM_UP` times is recorded, up to
-    `MOST` kinds of it; the passes before, and other work, run as ever. Gradients land in the
+    `MOST` kinds of it; the passes before, and other work, run eagerly. Gradients land in the
     parameters' `grad`, added to what is there.
     """
 
@@ -53,7 +53,7 @@ class GraphedPass:
         give_up: Callable[[str], None] | None = None,
     ) -> None:
         self.run, self.parameters = run, parameters
-        self.give_up = give_up  # told why, where passes that cannot be recorded run as ever
+        self.give_up = give_up  # told why a pass cannot be recorded; such passes run eagerly
         self.problem: str | None = None
         self.seen: dict[tuple[object, ...], int] = {}
         self.recordings: dict[tuple[object, ...], Recording] = {}
@@ -103,7 +103,7 @@ class GraphedPass:
         return output
 
     def _try_to_record(self, batch: Any, counts: dict[str, Tensor]) -> Recording | None:
-        """Record the pass; None where that fails and nobody insists on it."""
+        """Record the pass; None if that fails and `give_up` is told."""
         if self.give_up is None:
             return self._record(batch, counts)
         before = [parameter.grad for parameter in self.parameters]

@@ -1,5 +1,5 @@
 """Two sums by channel over the rows of an item, a cloud or an image: each program stores those of
-its part, (items, parts, 2, C), and whoever needs them adds the parts up, always in the same order.
+its part, (items, parts, 2, C), and the caller adds the parts up, always in the same order.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def norm_swish_fused(
     shape = _Shape(rows, batch, length, starts)
     weights, first = _or(weights, rows), _or(starts, rows)
     mean, factor, drift = _normalize(rows, groups, shape, weights, first, constant)
-    # Rows of unused pairs are nobody's, but a matrix product reads them.
+    # Rows of unused pairs belong to no neighbor, but a matrix product reads them.
     result = torch.zeros_like(rows) if shape.pairs else torch.empty_like(rows)
     programs.values[shape.grid](
         rows, first, mean, factor, scale, shift, result,

@@ -339,7 +339,7 @@ def _finish(
     lines,
     BLOCK: tl.constexpr,
 ):
-    """Pick what is left one at a time, in one program for each cloud."""
+    """Pick the remaining points one at a time, in one program for each cloud."""
     cloud = tl.program_id(0).to(tl.int64)
     xs = coords + cloud * 3 * points
     applied = tl.load(state + cloud * 2)

@@ -410,7 +410,9 @@ def _labeled(data: HumanData) -> HumanData:
     if len(rows) == len(data):
         return data
     if len(rows) == 0:
-        raise DataError(f"{data.path}: has_smpl is 0 in all {len(data)} rows: nobody is labeled")
+        raise DataError(
+            f"{data.path}: has_smpl is 0 in all {len(data)} rows: no person has a label"
+        )
     _warn_once(
         f"{data.path}: {len(data) - len(rows)} of {len(data)} rows have no label (has_smpl) and "
         "are skipped"

@@ -125,7 +125,7 @@ class BaselineRecipe(EncoderRecipe):
 
 
 class SimCLR(FeatureModel):
-    """An encoder and a head of two layers, which is left out when features are scored."""
+    """An encoder and a head of two layers, which is not used when features are scored."""
 
     def __init__(
         self, encoder: VisionTransformer, hidden: int, width: int, pixels: nn.Module

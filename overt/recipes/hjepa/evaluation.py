@@ -1,7 +1,7 @@
 """What a frozen encoder is worth: held-out loss, spread of features, k-NN, probes, exports.
 
 Every process takes its share of the images, each image counts once, and images that cannot be read
-are left out, counted and named.
+are skipped, counted and named.
 """
 
 from __future__ import annotations

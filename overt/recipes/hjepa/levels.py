@@ -64,10 +64,7 @@ class SequencePooling:
     token_valid: Tensor  # (B, M) bool, false for padding
 
     def pool(self, tokens: Tensor, level: int) -> Tensor:
-        """Return the mean over each window, (B, M
-
-        2^level, D).
-        """
+        """Return the mean over each window of 2^level tokens, (B, M // 2^level, D)."""
         if level == 0:
             return tokens
         return F.avg_pool1d(tokens.transpose(1, 2), 2**level).transpose(1, 2)

@@ -110,7 +110,7 @@ def find_level(
     first = torch.arange(batch, device=coords.device, dtype=torch.int32) * plan.centers
     nearest = Nearest((index + first[:, None, None]).view(-1, 3), weight.view(-1, 3))
     if differentiable:
-        # A row of unused pairs is nobody's, and has no gradient.
+        # A row of unused pairs belongs to no neighbor, and has no gradient.
         used = torch.where(pairs.centers <= last, pairs.points, -1)
         pairs = pairs._replace(lists=list_terms(used[:, None], coords[..., 0].numel()))
         nearest = nearest._replace(lists=list_terms(nearest.rows, last + 1))
