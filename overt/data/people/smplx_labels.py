@@ -291,7 +291,9 @@ def _check_labels(data: HumanData, is_labeled: NDArray[np.bool_]) -> None:
     """Reject rows that cannot be fitted: one of them would spoil all people of its batch."""
     count = int(is_labeled.sum())
     if count == 0:
-        raise DataError(f"{data.path}: has_smpl is 0 in all {len(data)} rows: nobody is labeled")
+        raise DataError(
+            f"{data.path}: has_smpl is 0 in all {len(data)} rows: no person has a label"
+        )
     for name in SOURCE_COLUMNS:
         bad = [row for row in non_finite_rows(data, name).tolist() if is_labeled[row]]
         if bad:
