@@ -224,6 +224,7 @@ def need_task(recipe: object, task: Any, name: str) -> Any:
         methods = [word for word in vars(task) if not word.startswith("_")]
         raise ConfigError(
             f"the recipe {name} cannot do this: it has no {', '.join(methods)} ({task.__name__} in "
-            "overt/tasks.py; see `overt docs add_a_recipe`)"
+            "overt/tasks.py). Give a checkpoint of another recipe; for one of your own see `overt "
+            "docs add_a_recipe`"
         )
     return recipe

@@ -183,7 +183,7 @@ def free_bytes(directory: Path) -> int:
 
 def megabytes(size: int) -> str:
     """Format a number of bytes for a message."""
-    return f"{size / 1e6:,.1f} MB"
+    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
 
 
 def sync(path: Path) -> None:

@@ -117,6 +117,7 @@ def inspect(path: Path, keys: bool = False) -> int:
         entries = [_entry(name, tensor) for name, tensor in tensors.items()]
     elif path.is_file() and is_safetensors(path):
         entries, metadata = _read_entries(path)
+        metadata.pop("format", None)  # which framework wrote it: pt, whatever the file is
         print(f"{path}\nformat      safetensors")
         _print_facts(metadata)
     else:
@@ -354,10 +355,10 @@ def _entry(name: str, tensor: Tensor) -> Entry:
 
 
 def _print_facts(facts: Mapping[str, Any]) -> None:
-    """Print numbers and words as they are; of anything else its type."""
+    """Print numbers and words; of anything else its type."""
     for name, value in facts.items():
         if isinstance(value, Mapping) and all(_is_plain(item) for item in value.values()):
-            text = ", ".join(f"{key} {item}" for key, item in value.items()) or "none"
+            text = ", ".join(f"{key} {_shown(item)}" for key, item in value.items()) or "none"
         elif isinstance(value, str) and value.count("\n") > 1:  # settings as YAML
             text = f"({value.count(chr(10))} lines)"
         elif _is_plain(value):
@@ -366,6 +367,10 @@ def _print_facts(facts: Mapping[str, Any]) -> None:
             length = f" of {len(value)}" if hasattr(value, "__len__") else ""
             text = f"({type(value).__name__}{length})"
         print(f"{name:11} {text}")
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _is_plain(value: Any) -> bool:
@@ -384,7 +389,8 @@ def _print_tensors(part: str, entries: list[Entry], keys: bool) -> None:
     )
     for branch, members in _branches(entries).items():
         count = sum(entry.values for entry in members)
-        print(f"  {branch:40} {count:>15,} values in {len(members)} tensors")
+        tensors = "1 tensor" if len(members) == 1 else f"{len(members)} tensors"
+        print(f"  {branch:40} {count:>15,} values in {tensors}")
     if keys:
         for entry in entries:
             print(f"    {entry.name:60} {entry.dtype:10} {list(entry.shape)}")

@@ -64,7 +64,7 @@ def test_inspect_shows_an_own_checkpoint(run, capsys):
             "val_loss 0.5",
             f"torch {version('torch')}",
             "config.yaml, SHA-256",
-            "model: 4 tensors, 26 values, 0.0 MB (F32 x 4)",
+            "model: 4 tensors, 26 values, 0.1 kB (F32 x 4)",
             "ema: 4 tensors",
             "optimizer: 12 tensors",
         ):
@@ -102,10 +102,12 @@ def test_inspect_shows_foreign_files(tmp_path, capsys):
         for expected in (kind, "epoch       7", "0.25", "(Namespace)", "float16 x 4", "26 values"):
             assert expected in shown
         assert "  module.encoder " in shown
-    save_file(dict(model.state_dict()), tmp_path / "b", metadata={"author": "me"})
+    metadata = {"format": "pt", "author": "me"}
+    save_file(dict(model.state_dict()), tmp_path / "b", metadata=metadata)
     assert main(["inspect", str(tmp_path / "b")]) == 0
     shown = capsys.readouterr().out
     assert "format      safetensors" in shown
+    assert shown.count("format") == 1  # the metadata's own names the framework
     assert "author      me" in shown
     with pytest.raises(CheckpointError, match="no checkpoint at"):
         main(["inspect", str(tmp_path / "absent")])
