@@ -84,14 +84,16 @@ class ConstantScheduler(_WarmedUp):
         (0.05, 0.1)
     """
 
-    base_value: float  # after the warm-up; the engine gives the scaled learning rate
+    base_value: float  # value after the warm-up; the engine gives the scaled learning rate
     epochs: float  # length of training, from the engine; need not be whole
     steps_per_epoch: int  # optimizer steps, from the engine
     warmup_epochs: float = 0  # length of the warm-up
-    start_warmup_value: float = 0.0  # at step 0 of a warm-up
+    start_warmup_value: float = 0.0  # value at step 0 of a warm-up
     _: KW_ONLY
-    warmup_fraction: float = 0.0  # instead of warmup_epochs: as a fraction of all steps
-    start_warmup_factor: float | None = None  # instead of start_warmup_value: times base_value
+    # length of the warm-up as a fraction of all steps, instead of warmup_epochs
+    warmup_fraction: float = 0.0
+    # value at step 0 of a warm-up over base_value, instead of start_warmup_value
+    start_warmup_factor: float | None = None
 
     def _after_warmup(self, count: int, span: int) -> float:
         return self.base_value
@@ -119,17 +121,19 @@ class ExponentialScheduler(ConstantScheduler):
 class _Annealed(_WarmedUp):
     """From the base value at the warm-up's end to the final value after the last step."""
 
-    base_value: float  # after the warm-up; the engine gives the scaled learning rate
-    final_value: float  # after the last step; may lie above the base value
+    base_value: float  # value after the warm-up; the engine gives the scaled learning rate
+    final_value: float  # value after the last step; may be above base_value
     epochs: float  # length of training, from the engine; need not be whole
     steps_per_epoch: int  # optimizer steps, from the engine
     warmup_epochs: float = 0  # length of the warm-up
-    start_warmup_value: float = 0.0  # at step 0 of a warm-up
+    start_warmup_value: float = 0.0  # value at step 0 of a warm-up
     _: KW_ONLY
-    warmup_fraction: float = 0.0  # instead of warmup_epochs: as a fraction of all steps
-    start_warmup_factor: float | None = None  # instead of start_warmup_value: times base_value
+    # length of the warm-up as a fraction of all steps, instead of warmup_epochs
+    warmup_fraction: float = 0.0
+    # value at step 0 of a warm-up over base_value, instead of start_warmup_value
+    start_warmup_factor: float | None = None
     stretch: float = 1.0  # above 1, the schedule is longer than training (I-JEPA: ipe_scale)
-    first_step: int = 0  # its own count at step 0; I-JEPA counts rate and weight decay from 1
+    first_step: int = 0  # the schedule's count at step 0; I-JEPA counts both rates from 1
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -82,7 +82,7 @@ def _explain(options: argparse.Namespace, has_recipe: bool) -> None:
         if options.explain in ("", key) or key.startswith(options.explain + ".")
     ]
     if not chosen:
-        hint = nearest(options.explain, list(known))
+        hint = nearest(options.explain, [*known, *filter(None, schema)])
         more = "" if has_recipe else "; keys of a recipe need recipe=NAME"
         raise ConfigError(f"--explain {options.explain}: no such key{hint}{more}")
     for key in chosen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -10,6 +11,7 @@ from hydra.errors import HydraException
 
 from overt.errors import ConfigError
 
+RECIPES = Path(__file__).parents[1] / "conf" / "recipe"
 SYNTAX = set("""()[]{},='"\\""")  # means something in a value
 
 
@@ -57,6 +59,8 @@ def _remedy(text: str) -> str:
             pass
         else:
             return f"put the value in quotes: '{word}'"
+    if re.fullmatch(r"\w+", text) and (RECIPES / f"{text}.yaml").is_file():
+        return f"write recipe={text}"
     return "write KEY=VALUE, for example training.num_steps=1000"
 
 

@@ -80,8 +80,8 @@ class TrainingSection:
     ema_final_momentum: float | None = MISSING
     # evaluate every N steps, and after the last; null: only after the last
     evaluate_every_steps: int | None = MISSING
-    # the same for single evaluation sets of the recipe, by name: {NAME: steps or null}; others
-    # follow evaluate_every_steps
+    # the interval of single evaluation sets of the recipe, {NAME: steps or null}; others follow
+    # evaluate_every_steps
     evaluate_sets: dict[str, int | None] = MISSING
     # also evaluate before the first step
     evaluate_at_start: bool = MISSING
@@ -108,7 +108,7 @@ class TrainingSection:
     # minutes without progress before all ranks dump their stacks and name the one that is
     # behind; longer than the longest evaluation; null: never
     hang_minutes: float | None = MISSING
-    # then: report (keep waiting until timeout_minutes) or stop (exit)
+    # after hang_minutes: report (keep waiting until timeout_minutes) or stop (exit)
     hang: str = MISSING
 
     def __post_init__(self) -> None:

@@ -125,3 +125,8 @@ def test_a_section_without_keys_is_not_passed_over_in_silence(
 ) -> None:
     assert main(["config", *words[1:], "--explain", words[0]]) == 2
     assert f"--explain {words[0]}: no such key" in capsys.readouterr().err
+
+
+def test_a_misspelled_section_is_told_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--explain", "trainin"]) == 2
+    assert "did you mean training?" in capsys.readouterr().err

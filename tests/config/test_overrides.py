@@ -43,3 +43,10 @@ def test_a_value_that_needs_quotes_is_refused_with_them(path: str) -> None:
 def test_a_word_that_no_quotes_can_save_is_explained() -> None:
     with pytest.raises(ConfigError, match="write KEY=VALUE"):
         parse_override("schlüssel=1")
+
+
+def test_the_name_of_a_recipe_alone_is_told_how_to_choose_it() -> None:
+    with pytest.raises(ConfigError, match="write recipe=hjepa_tiny"):
+        parse_override("hjepa_tiny")
+    with pytest.raises(ConfigError, match="write KEY=VALUE"):
+        parse_override("hjepa_tinny")

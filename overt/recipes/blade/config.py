@@ -251,7 +251,7 @@ class PoseModelSettings:
     body: BodySettings = MISSING
     # also locate the twelve limb joints in the picture, from which `overt estimate` starts
     keypoint_head: bool = MISSING
-    # and predict which of them are inside the crop: only these count for the camera
+    # also predict which limb joints are inside the crop: only these count for the camera
     keypoint_visibility: bool = False
     # also predict the silhouette of the body in the crop, from which `overt estimate` refines the
     # camera where no mask is given
@@ -451,7 +451,7 @@ class DataSettings:
     pose_size: int = MISSING
     # sides in pixels to which a training step resizes it; each step takes one at random
     pose_step_sizes: list[int] = MISSING
-    # its side: smallest factor, and largest increase
+    # factor of this crop's side in training: the smallest, and its largest increase
     pose_side: list[float] = MISSING
     pose_augmentation: AugmentationSettings = MISSING
     # which joints the columns of keypoints2d are: human_data, smplx, agora, smpl, smpl_45, smpl_54,

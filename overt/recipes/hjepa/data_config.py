@@ -115,7 +115,7 @@ class AugmentationSettings:
     crop_scale: list[float] = MISSING
     # bilinear or bicubic
     interpolation: str = MISSING
-    # flip every other image
+    # mirror images with probability 0.5
     horizontal_flip: bool = MISSING
     # strength of color jitter: brightness, contrast, saturation and hue; 0: none
     color_jitter: float = MISSING

@@ -154,7 +154,7 @@ class ModelSettings:
     # a linear layer per level: none, predictions (targets are unchanged) or shared (the reference:
     # predictions and targets, which the layer itself can make alike)
     projection: str = MISSING
-    # after this layer: layernorm, batchnorm (over a process's micro-batch) or none
+    # norm after the projection: layernorm, batchnorm (over a process's micro-batch) or none
     projection_norm: str = MISSING
     # standardize each target token (I-JEPA)
     normalize_targets: bool = MISSING

@@ -67,7 +67,7 @@ class DiffusionSettings:
     beta_end: float = MISSING
     # number of steps T
     steps: int = MISSING
-    # of the reverse step: fixedsmall (the posterior's) or fixedlarge (beta)
+    # variance of the reverse step: fixedsmall (the posterior's) or fixedlarge (beta)
     variance: str = MISSING
     # standard deviation of a noise component shared by all points of a cloud. With 0, as published,
     # the mean of the noisy points reveals the implant's position
@@ -99,7 +99,8 @@ class ModelSettings:
     embed_dim: int = MISSING
     # attention over the coarsest centers and in the voxels of odd levels
     attention: bool = MISSING
-    # in the voxels, after the first convolution; null: no such layer, which renumbers the keys
+    # dropout rate in the voxels, after the first convolution; null: no such layer, which renumbers
+    # the keys
     dropout: float | None = MISSING
     # factor of all widths; results are rounded down and must be multiples of 8
     width_multiplier: float = MISSING

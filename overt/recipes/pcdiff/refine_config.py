@@ -17,9 +17,9 @@ from overt.recipes.pcdiff.voxel_config import VoxelEvaluationSettings, check_une
 
 @dataclass
 class RefineModelSettings:
-    # of the first level, doubled at each level below; a multiple of 8
+    # channels of the first level, doubled at each level below; a multiple of 8
     width: int = MISSING
-    # of the U-Net
+    # levels of the U-Net
     levels: int = MISSING
     # nodes along a side of the cube around the implant
     side: int = MISSING

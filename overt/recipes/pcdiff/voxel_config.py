@@ -16,11 +16,11 @@ from overt.recipes.pcdiff.config import DataSettings
 
 @dataclass
 class VoxelModelSettings:
-    # of all layers; a multiple of 8
+    # channels of all layers; a multiple of 8
     width: int = MISSING
     # cells along a side of the grid of point features
     grid: int = MISSING
-    # of the U-Net over the cells
+    # levels of the U-Net over the cells
     levels: int = MISSING
     # displaced copies of each point
     offsets: int = MISSING

@@ -24,7 +24,7 @@ from overt.config.batch import BatchPlan, learning_rates, plan_batches
 from overt.config.schema import TrainingSection
 from overt.engine.strategy.automatic import choice_on_cuda, records_on_cuda
 from overt.errors import ConfigError, DataError
-from overt.health.flops import peak_tflops
+from overt.health.flops import PEAKS, peak_tflops
 from overt.recipe import Recipe
 from overt.tools.plan.communication import Network, ddp_traffic, fsdp_traffic
 from overt.tools.plan.engine_step import EngineStep, Model, StepMemory, recipe_on_cuda
@@ -325,7 +325,8 @@ def _peak_tflops(request: Request, config: Config) -> float:
     peak = peak_tflops(request.gpu, config.training.precision)
     if peak is None:
         raise ConfigError(
-            f"--gpu {request.gpu}: its peak throughput is unknown; name another, such as H200"
+            f"--gpu {request.gpu}: its peak throughput is unknown; use one of {', '.join(PEAKS)}, "
+            "or give the time of a step by --seconds"
         )
     return peak
 
