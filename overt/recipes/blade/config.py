@@ -288,7 +288,7 @@ class PoseModelSettings:
 
 @dataclass
 class SourceSettings:
-    # name of the data set in messages
+    # name of the data set, for messages; of h36m, the folder images/ in annotated paths is dropped
     name: str = MISSING
     # annotation file, below data.root or absolute
     annotations: str = MISSING
