@@ -58,7 +58,7 @@ class ProceduralSettings:
     zoom: float = MISSING
     # median of the camera's shift in a clip of 24 frames, in image sides
     camera_shift: float = MISSING
-    # standard deviation of the logarithms of these four; 0: all clips move equally much
+    # standard deviation of the logarithms of these four over clips and layers; 0: none
     spread: float = MISSING
     # largest number of oscillations in 24 frames
     fastest: float = MISSING
