@@ -21,6 +21,7 @@ from overt.commands.arguments import config_options, finite_number, whole_number
 from overt.config import Config, check, compose_values, load
 from overt.errors import ConfigError
 from overt.run.reader import number_of, read_rows
+from overt.tools.report.text import duration
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -203,7 +204,7 @@ def _time_table(rows: list[dict[str, Any]]) -> list[str]:
             f"{row['seconds_per_step']:.4f} s",
             f"{row['samples_per_second']:.1f}",
             "?" if row["steps"] is None else row["steps"],
-            "?" if row["hours"] is None else f"{row['hours']:.1f} h",
+            "?" if row["hours"] is None else duration(3600 * row["hours"]),
             " / ".join(f"{link['efficiency']:.0%}" for link in row["traffic"].values()) or "-",
             " / ".join(link["dominant"] for link in row["traffic"].values()) or "computing",
         ]
