@@ -8,6 +8,7 @@ computes with the same kernels: the same kind of device and, on CPUs, the same n
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -98,16 +99,22 @@ def score_each(world: World, count: int, score: Callable[[int], Row]) -> list[Ro
 
 
 def mean_of_rows(rows: Sequence[Row]) -> Row:
-    """The mean of each number over the samples that have it.
+    """The mean of each number over the samples that have it; names in order, 2 before 16.
 
     A sample without a value (NaN: a video with no visible point, say) does not count for that
     number; a number that no sample has is NaN.
     """
     means: Row = {}
-    for name in sorted({name for row in rows for name in row}):
+    for name in sorted({name for row in rows for name in row}, key=_in_order):
         values = [row[name] for row in rows if not math.isnan(row.get(name, math.nan))]
         means[name] = math.fsum(values) / len(values) if values else math.nan
     return means
+
+
+def _in_order(name: str) -> list[str | int]:
+    """Split a name at its numbers, which then compare as numbers."""
+    parts = re.split(r"([0-9]+)", name)
+    return [int(part) if index % 2 else part for index, part in enumerate(parts)]
 
 
 def with_names(names: Sequence[str], rows: Sequence[Row]) -> list[NamedRow]:

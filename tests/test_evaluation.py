@@ -132,3 +132,9 @@ def test_a_mean_does_not_depend_on_the_order(values: list[float], shuffler: Any)
     mean = mean_of_rows(rows)
     shuffler.shuffle(rows)
     assert mean_of_rows(rows) == mean
+
+
+def test_scores_at_thresholds_are_in_the_order_of_these() -> None:
+    row = dict.fromkeys(["jaccard_16", "mean", "jaccard_2", "2", "jaccard", "jaccard_2_b"], 1.0)
+    ordered = ["2", "jaccard", "jaccard_2", "jaccard_2_b", "jaccard_16", "mean"]
+    assert list(mean_of_rows([row])) == ordered
