@@ -1,4 +1,4 @@
-"""Attention of one query per head over the few entries of its own row.
+"""Attention of one query per head to the few entries of each row.
 
 Letters: R rows, H heads, J entries of a row, C features. `entry_attention_plain` is the definition,
 for any device and for export: thousands of products too small for a GPU. The Triton kernels compute

@@ -1,4 +1,4 @@
-"""Triton kernels of attention over a row's own entries, registered as one operator.
+"""Triton kernels of attention to the entries of each row, registered as one operator.
 
 One program computes one row. Heads and entries are padded to 16, the smallest tile of a matrix
 product. Nothing but the inputs is kept for the backward pass, and one matrix product adds up what

@@ -1,4 +1,4 @@
-"""Attention of one query per head over the few entries of its own row."""
+"""Attention of one query per head to the few entries of each row."""
 
 from __future__ import annotations
 
