@@ -31,6 +31,7 @@ from overt.config.schema import (
     Schema,
     TrainingSection,
 )
+from overt.config.tuples import make_tuples
 from overt.errors import ConfigError, nearest
 from overt.recipe import Recipe, check_instance, check_recipe
 from overt.schedule_section import build_schedule
@@ -261,7 +262,9 @@ def _to_object(node: Any, name: str) -> Any:
     if not OmegaConf.is_config(node):
         return node
     try:
-        return OmegaConf.to_object(node)
+        made = OmegaConf.to_object(node)
+        make_tuples(made)
+        return made
     except ConfigError:
         raise
     except (OmegaConfBaseException, TypeError, ValueError, AttributeError) as error:
