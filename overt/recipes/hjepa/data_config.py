@@ -9,12 +9,22 @@ from omegaconf import MISSING
 from overt.checks import each_within, height_width, lowest_highest, one_of, within
 from overt.errors import ConfigError
 
+# Settings of blocks, with the values of conf/data/images.yaml: kind=random has no blocks.
+OF_BLOCKS = {
+    "num_masks": 4,
+    "aspect_ratio": [0.75, 1.5],
+    "context_scale": [0.85, 1.0],
+    "context": "block",
+    "allow_overlap": False,
+}
+
 
 @dataclass
 class MaskingSettings:
     # ijepa (targets may overlap, square context), multiblock (targets apart where possible),
     # hierarchical (the reference's training: nearly square targets) or random (MAE: mask_scale is
-    # the fraction of masked patches, the rest is the only context)
+    # the fraction of masked patches, the rest is the only context; settings of blocks have no
+    # effect)
     kind: str = MISSING
     # with kind=ijepa: also the quirks of the official sampler (one random number for area and
     # aspect; no block starts in the last row and column)
@@ -88,6 +98,13 @@ class MaskingSettings:
                 f"num_context_masks={self.num_context_masks} and max_keep={self.max_keep}; set "
                 "num_context_masks=1 and max_keep=null"
             )
+        for key, value in OF_BLOCKS.items() if self.kind == "random" else ():
+            if getattr(self, key) != value:
+                shown = str(value).lower() if isinstance(value, bool) else value
+                raise ConfigError(
+                    f"data.masking.{key}={getattr(self, key)} has no effect with kind=random, "
+                    f"which masks single patches; set it back to {shown}, or choose another kind"
+                )
         if self.ijepa_compat and (self.kind != "ijepa" or self.context != "block"):
             raise ConfigError("data.masking.ijepa_compat=true needs kind=ijepa and context=block")
 

@@ -126,6 +126,11 @@ def test_windows_larger_than_an_image_are_refused(tmp_path: Path) -> None:
         ("data.masking.num_context_masks=3", "num_context_masks=3 and max_keep=None"),
         ("data.masking.max_keep=3", "num_context_masks=1 and max_keep=3"),
         ("data.masking.min_keep=5", "keeps as few as 4; set min_keep=4"),
+        ("data.masking.num_masks=8", "num_masks=8 has no effect with kind=random, which"),
+        ("data.masking.aspect_ratio=[1,1]", "aspect_ratio=[1.0, 1.0] has no effect"),
+        ("data.masking.context_scale=[1,1]", "context_scale=[1.0, 1.0] has no effect"),
+        ("data.masking.context=rest", "single patches; set it back to block"),
+        ("data.masking.allow_overlap=true", "set it back to false"),
     ],
 )
 def test_random_masks_refuse_what_they_cannot_follow(
