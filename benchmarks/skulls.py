@@ -26,6 +26,7 @@ import torch
 from command import guarded
 
 from overt.config import Config, build_recipe, load
+from overt.data.skulls.volumes import Spacing
 from overt.distributed import init_distributed
 from overt.engine.precision import AUTOCAST
 from overt.engine.trainer import Trainer
@@ -190,7 +191,9 @@ def complete(
     )
     shared = settings.model.diffusion.shared_noise
     noise = [cases.noise(index, shared) for index in range(len(batch))]
-    score = partial(score_one, settings=settings.evaluation, dataset=settings.data.dataset)
+    assert isinstance(trainer.recipe, PCDiffRecipe)  # `recipe` may be that of other skulls
+    made_in = trainer.recipe.cloud_spacing
+    score = partial(score_one, settings.evaluation, settings.data.dataset, made_in)
     work = list(zip(batch, implants, noise, strict=True))
     if options.workers:
         with ProcessPoolExecutor(options.workers, get_context("forkserver")) as pool:
@@ -205,9 +208,11 @@ def complete(
     return table
 
 
-def score_one(work: tuple[Any, Any, Any], settings: EvaluationSettings, dataset: str) -> Row:
+def score_one(
+    settings: EvaluationSettings, dataset: str, made_in: Spacing | None, work: tuple[Any, Any, Any]
+) -> Row:
     torch.set_num_threads(1)
-    return score_case(*work, settings, dataset)
+    return score_case(*work, settings, dataset, made_in)
 
 
 def peak_gib() -> float:

@@ -1,4 +1,4 @@
-"""What a checkpoint records of its run: the recipe's name and its settings.
+"""What a checkpoint records of its run: the recipe's name, its settings and its own state.
 
 A folder has config.yaml, an exported safetensors file has its metadata. Imports no torch.
 """
@@ -12,12 +12,14 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from omegaconf import MISSING, OmegaConf
 
+from overt.checkpoint import plain_values
 from overt.config import RECIPE_SECTIONS
-from overt.errors import ConfigError
+from overt.errors import CheckpointError, ConfigError
 from overt.files.yaml_text import parse_yaml, read_yaml
 
-# In the metadata of exported safetensors files: a name, and the recipe's sections as YAML.
-RECIPE_KEY, SETTINGS_KEY = "overt.recipe", "overt.settings"
+# In the metadata of exported safetensors files: a name, the recipe's sections as YAML, and plain
+# values of the recipe's own state as JSON.
+RECIPE_KEY, SETTINGS_KEY, STATE_KEY = "overt.recipe", "overt.settings", "overt.state"
 FILE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".npy", ".npz", ".pkl")
 
 
@@ -46,16 +48,40 @@ def recorded_settings(checkpoint: Path) -> dict[str, Any] | None:
     return {name: plain[name] for name in RECIPE_SECTIONS if isinstance(plain.get(name), dict)}
 
 
+def recorded_state(checkpoint: Path) -> dict[str, Any]:
+    """Return the plain values of `Recipe.state_dict` at the last save; empty where there are none.
+
+    A checkpoint folder has them, and a safetensors file or Hub folder that was exported from one.
+    """
+    described = checkpoint / "state.json"
+    try:
+        if described.is_file():
+            values = plain_values.decode(described.read_bytes())["state"]["recipe"]
+        else:
+            weights = checkpoint / "model.safetensors" if checkpoint.is_dir() else checkpoint
+            values = plain_values.decode(_metadata(weights).get(STATE_KEY, "{}").encode())
+    except (CheckpointError, OSError, KeyError, TypeError):
+        return {}  # of an older version; whoever resumes from it says what is wrong with it
+    return values if isinstance(values, dict) else {}
+
+
 def metadata_of(checkpoint: Path) -> dict[str, str]:
-    """Return the metadata for an exported file, by which `configure` knows recipe and settings."""
+    """Return the metadata for an exported file, by which its model is built and used again."""
     recipe = recorded_recipe(checkpoint)
     if recipe is None:
         return {}
+    metadata = {RECIPE_KEY: recipe} | state_metadata(checkpoint)
     sections = recorded_settings(checkpoint)
-    if sections is None:
-        return {RECIPE_KEY: recipe}
-    text = yaml.safe_dump(_without_files(sections), sort_keys=False, allow_unicode=True)
-    return {RECIPE_KEY: recipe, SETTINGS_KEY: text}
+    if sections is not None:
+        text = yaml.safe_dump(_without_files(sections), sort_keys=False, allow_unicode=True)
+        metadata[SETTINGS_KEY] = text
+    return metadata
+
+
+def state_metadata(checkpoint: Path) -> dict[str, str]:
+    """Return the recipe's own state as metadata, if it has any."""
+    state = recorded_state(checkpoint)
+    return {STATE_KEY: plain_values.encode(state, STATE_KEY).decode()} if state else {}
 
 
 def missing_keys(value: Any, key: str) -> Iterator[str]:

@@ -10,7 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from overt.checkpoint.recorded import missing_keys, recorded_recipe, recorded_settings
+from overt.checkpoint.recorded import (
+    missing_keys,
+    recorded_recipe,
+    recorded_settings,
+    recorded_state,
+)
 from overt.config import Config, load
 from overt.errors import CheckpointError, ConfigError
 
@@ -66,6 +71,14 @@ class SavesFiles(Protocol):
         """Return the keys of files whose weights are in every checkpoint of the model."""
 
 
+@runtime_checkable
+class RecallsTraining(Protocol):
+    """A recipe whose outputs depend on something that its training data had."""
+
+    def recall_training(self, state: Mapping[str, Any]) -> None:
+        """Take it from the plain values of `state_dict`; older and other files have none."""
+
+
 def _warn_of_files(
     checkpoint: Path,
     sections: Mapping[str, Any],
@@ -111,6 +124,8 @@ def load_model(
     report = load_weights(checkpoint, model, part=part, rename=rename)
     _refuse_missing(report, model, recipe.unscored)
     _refuse_nonfinite(report, model)
+    if isinstance(recipe, RecallsTraining):
+        recipe.recall_training(recorded_state(checkpoint))
     return model.eval(), report
 
 

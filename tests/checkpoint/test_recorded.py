@@ -6,7 +6,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from overt.checkpoint.recorded import RECIPE_KEY, SETTINGS_KEY, recorded_recipe, recorded_settings
+from overt.checkpoint.recorded import (
+    RECIPE_KEY,
+    SETTINGS_KEY,
+    STATE_KEY,
+    recorded_recipe,
+    recorded_settings,
+    recorded_state,
+    state_metadata,
+)
 from overt.checkpoint.trained import configure
 from overt.errors import ConfigError
 
@@ -61,6 +69,26 @@ def test_only_sections_of_the_recipe_are_read(
     file = tmp_path / "a.safetensors"
     save_file({"a": torch.zeros(1)}, file, {RECIPE_KEY: "pcdiff_refine_tiny", SETTINGS_KEY: text})
     assert recorded_settings(file) == settings
+
+
+def test_the_state_of_a_recipe_is_read_from_folders_and_files(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    save_file({"a": torch.zeros(1)}, file, {RECIPE_KEY: "pcdiff_tiny", STATE_KEY: '{"a": [1, 2]}'})
+    assert recorded_state(file) == {"a": [1, 2]}
+    assert state_metadata(file).keys() == {STATE_KEY}
+    described = tmp_path / "state.json"
+    for text, state in (
+        ('{"state": {"recipe": {"a": 1}}}', {"a": 1}),
+        ('{"state": {}}', {}),  # of an older version
+        ('{"state": {"recipe": [1]}}', {}),
+        ("[]", {}),
+        ("{", {}),
+    ):
+        described.write_text(text)
+        assert recorded_state(tmp_path) == state
+    described.unlink()
+    assert recorded_state(tmp_path) == recorded_state(tmp_path / "no.pth") == {}
+    assert state_metadata(tmp_path) == {}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +13,11 @@ from overt.commands.arguments import configure_model
 from overt.commands.complete.result import Clock
 from overt.commands.complete.skull import Skull, axes_of
 from overt.config import Config, build_recipe
+from overt.data.skulls.volumes import CloudFrame, Spacing
 from overt.errors import ConfigError
 from overt.tasks import ImplantVoxelizer, SkullCompleter, need_task
+
+logger = logging.getLogger(__name__)
 
 
 class Voxelizer(NamedTuple):
@@ -71,6 +75,14 @@ def load_voxelizer(options: argparse.Namespace, axes: str) -> Voxelizer:
     return Voxelizer(task, model, f"by {config.recipe.name}; {report}")
 
 
+def along_scan(spacing: Spacing | None, frame: CloudFrame) -> Spacing | None:
+    """Return sizes along the axes of clouds as sizes along those of a scan."""
+    if spacing is None:
+        return None
+    x, y, z = (spacing[axis] for axis in np.abs(frame.matrix).argmax(axis=0).tolist())
+    return x, y, z
+
+
 def make_volumes(
     config: Config, skull: Skull, completion: Any, voxelizer: Voxelizer | None, clock: Clock
 ) -> list[NDArray[np.bool_]]:
@@ -86,8 +98,13 @@ def make_volumes(
         clouds = completion.implants.numpy() * known.scale + known.shift
         # Sampled points lie as far outside the bone as those of the training data, whose voxels may
         # be larger or smaller than the scan's.
-        voxel_mm = getattr(config.settings.data, "voxel_mm", None)
-        made_in = volume.spacing if voxel_mm is None else (voxel_mm,) * 3
+        made_in = along_scan(getattr(completion, "cloud_spacing", None), frame)
+        if made_in is None:
+            logger.warning(
+                "The checkpoint does not record the voxels that its training clouds were made in; "
+                "half a voxel of the scan is taken off the walls, which is too little if its "
+                "voxels are finer and too much if they are coarser"
+            )
         shape, spacing = volume.values.shape, volume.spacing
         samples = [
             solid_of_points(frame.to_indices(cloud), shape, spacing, ball, cloud_spacing=made_in)

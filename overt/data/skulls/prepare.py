@@ -32,6 +32,7 @@ from overt.data.skulls.volumes import (
     CloudFrame,
     Frame,
     Matrix,
+    Spacing,
     Volume,
     cloud_frame,
     skullfix_frame,
@@ -252,14 +253,20 @@ class CaseVolumes(NamedTuple):
 
     skull: NDArray[np.bool_]
     implant: NDArray[np.bool_]
-    spacing: tuple[float, float, float]  # mm
+    spacing: Spacing  # mm
     to_indices: Callable[[Points], Points]  # of this grid, from the coordinates of clouds
-    cloud_spacing: tuple[float, float, float]  # mm of the voxels that clouds were made in
+    cloud_spacing: Spacing  # mm of the voxels that clouds were made in
 
-    def solid(self, clouds: Points, ball_mm: float) -> NDArray[np.bool_]:
-        """Return the vote of clouds (n, P, 3) as a volume."""
+    def solid(
+        self, clouds: Points, ball_mm: float, cloud_spacing: Spacing | None = None
+    ) -> NDArray[np.bool_]:
+        """Return the vote of clouds (n, P, 3) as a volume.
+
+        `cloud_spacing` is that of the clouds, if they were not made of these volumes.
+        """
+        made_in = self.cloud_spacing if cloud_spacing is None else cloud_spacing
         indices = self.to_indices(clouds)
-        return solid_of_votes(indices, self.skull, self.spacing, ball_mm, self.cloud_spacing)
+        return solid_of_votes(indices, self.skull, self.spacing, ball_mm, made_in)
 
 
 def load_case(item: SkullItem, dataset: str) -> CaseVolumes:

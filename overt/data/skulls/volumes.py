@@ -22,7 +22,16 @@ _LETTERS = {"L": (0, 1), "R": (0, -1), "P": (1, 1), "A": (1, -1), "S": (2, 1), "
 Array = NDArray[Any]
 Matrix = NDArray[np.float64]
 Points = NDArray[np.floating[Any]]  # (..., 3)
+Spacing = tuple[float, float, float]  # mm along each axis
 Indices = NDArray[np.floating[Any]] | NDArray[np.integer[Any]]
+
+
+def spacing_of(affine: Matrix) -> Spacing:
+    """Return the size of a voxel along each axis of the array, in mm."""
+    columns = np.abs(affine[:3, :3]).T
+    # The length of a vector along one axis is exact.
+    x, y, z = (float(c.max() if np.count_nonzero(c) <= 1 else np.linalg.norm(c)) for c in columns)
+    return x, y, z
 
 
 class Volume(NamedTuple):
@@ -41,14 +50,9 @@ class Volume(NamedTuple):
         return np.asarray(self.values > 0)
 
     @property
-    def spacing(self) -> tuple[float, float, float]:
+    def spacing(self) -> Spacing:
         """Return the size of a voxel along each axis of the array, in mm."""
-        columns = np.abs(self.affine[:3, :3]).T
-        # The length of a vector along one axis is exact.
-        x, y, z = (
-            float(c.max() if np.count_nonzero(c) <= 1 else np.linalg.norm(c)) for c in columns
-        )
-        return x, y, z
+        return spacing_of(self.affine)
 
     def with_values(self, values: Array) -> Volume:
         """Return other values with the same affine."""

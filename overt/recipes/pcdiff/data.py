@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,9 +28,9 @@ from overt.data.skulls.lists import (
     rotation_matrix,
     training_cloud,
 )
-from overt.data.skulls.nrrd import read_nrrd
+from overt.data.skulls.nrrd import names_axes, read_affine
 from overt.data.skulls.synthetic import write_skulls
-from overt.data.skulls.volumes import SKULLFIX_SPACING, cloud_frame
+from overt.data.skulls.volumes import SKULLFIX_SPACING, Spacing, spacing_of
 from overt.distributed import main_first
 from overt.errors import ConfigError
 from overt.recipes.pcdiff.close_up import FEWEST_POINTS, random_cube
@@ -42,6 +43,7 @@ FIXED_NOISE_SEED = 570
 # a fraction of that, and the height above which it is the implant.
 SKULL_EXTENT, WALL, CAP_HEIGHT = (2.4, 3.0, 2.6), 0.06, 0.75
 SKULLBREAK_SPACING = 0.4  # mm, without a volume to tell
+HEADERS_READ = 32  # of training volumes, for the size of their voxels
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +103,25 @@ def open_list(settings: DataSettings, file: str) -> SkullList:
     skulls = SkullList(given_root(settings) / file, settings.dataset)
     skulls.check(settings.num_known_points, settings.num_implant_points)
     return skulls
+
+
+def training_spacing(settings: DataSettings, items: Sequence[SkullItem]) -> Spacing | None:
+    """Return mm of the voxels that clouds were made in, along the axes of the data set.
+
+    Where the settings do not tell it is the median of some volumes; None without any.
+    """
+    if settings.voxel_mm is not None:
+        return (settings.voxel_mm,) * 3
+    volumes = [item.volume("skull") for item in items[:: -(-len(items) // HEADERS_READ)]]
+    found = [
+        spacing_of(read_affine(volume))
+        for volume in volumes
+        if volume.is_file() and names_axes(volume)
+    ]
+    if not found:
+        return None
+    x, y, z = np.median(found, axis=0).tolist()
+    return x, y, z
 
 
 class TrainingClouds:
@@ -258,7 +279,7 @@ def voxel_size(item: SkullItem, dataset: str) -> float:
         return SKULLFIX_SPACING
     volume = item.volume("skull")
     if volume.is_file():
-        return cloud_frame(read_nrrd(volume)).unit_mm
+        return spacing_of(read_affine(volume))[0]
     _warn_of_assumed_spacing(volume.parents[2])
     return SKULLBREAK_SPACING
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from overt.data.rng import sample_rng
 from overt.data.skulls.lists import Cloud, draw_points, known_cloud
 from overt.data.skulls.prepare import load_case
+from overt.data.skulls.volumes import Spacing
 from overt.errors import DataError
 from overt.evaluation import Row
 from overt.metrics.implants import implant_scores
@@ -24,16 +25,24 @@ from overt.recipes.pcdiff.sampling import make_plan, sample_implants
 
 
 def score_batch(
-    model: Denoiser, cases: HeldOutCases, indices: range, settings: Settings, arrays: Arrays
+    model: Denoiser,
+    cases: HeldOutCases,
+    indices: range,
+    settings: Settings,
+    arrays: Arrays,
+    cloud_spacing: Spacing | None = None,
 ) -> list[Row]:
-    """Score some cases whose implants are sampled in one batch."""
+    """Score some cases whose implants are sampled in one batch.
+
+    `cloud_spacing` is mm of the voxels that training clouds were made in; None: unknown.
+    """
     evaluation = settings.evaluation
     batch = [cases.case(index) for index in indices]
     implants = complete_skulls(model, batch, settings)
     shared = settings.model.diffusion.shared_noise
     noise = torch.stack([cases.noise(index, shared) for index in indices])
     rows = [
-        score_case(case, sampled, start, evaluation, cases.data.dataset)
+        score_case(case, sampled, start, evaluation, cases.data.dataset, cloud_spacing)
         for case, sampled, start in zip(batch, implants, noise, strict=True)
     ]
     if evaluation.loss_times:
@@ -119,7 +128,12 @@ def sample_batch(
 
 
 def score_case(
-    case: HeldOutCase, implants: Tensor, noise: Tensor, settings: EvaluationSettings, dataset: str
+    case: HeldOutCase,
+    implants: Tensor,
+    noise: Tensor,
+    settings: EvaluationSettings,
+    dataset: str,
+    cloud_spacing: Spacing | None = None,
 ) -> Row:
     """Return mean distances of an ensemble (n, K, 3) and of noise; overlap of its vote."""
     unit = case.unit_mm
@@ -131,27 +145,34 @@ def score_case(
         "noise_chamfer_mm": cloud_scores(noise, case.implant, threshold)["chamfer"] * unit,
     }
     if settings.volumes:
-        row |= volume_scores(case, implants, settings, dataset)
+        row |= volume_scores(case, implants, settings, dataset, cloud_spacing)
     return row
 
 
 def volume_scores(
-    case: HeldOutCase, implants: Tensor, settings: EvaluationSettings, dataset: str
+    case: HeldOutCase,
+    implants: Tensor,
+    settings: EvaluationSettings,
+    dataset: str,
+    cloud_spacing: Spacing | None = None,
 ) -> Row:
     """Score the vote of an ensemble (n, K, 3) as a volume in the case's grid.
 
     `ceiling_dsc` and `ceiling_hd95` are the scores of the true points, an upper bound for samples.
+    Sampled points lie as far outside the bone as those of training, of voxels of `cloud_spacing`;
+    true ones as those of the case's own voxels.
     """
     refuse_non_finite(implants)
     volumes = load_case(case.item, dataset)
     skull, truth, spacing, *_ = volumes
 
-    def scores(clouds: Tensor) -> Row:
-        solid = volumes.solid(case.to_cloud(clouds), settings.solid_mm)
+    def scores(clouds: Tensor, made_in: Spacing | None) -> Row:
+        solid = volumes.solid(case.to_cloud(clouds), settings.solid_mm, made_in)
         return implant_scores(solid, truth, skull, spacing, settings.border_mm)
 
-    ceiling = scores(case.implant[None])
-    return scores(implants) | {f"ceiling_{key}": ceiling[key] for key in ("dsc", "hd95")}
+    ceiling = scores(case.implant[None], None)
+    found = scores(implants, cloud_spacing)
+    return found | {f"ceiling_{key}": ceiling[key] for key in ("dsc", "hd95")}
 
 
 def refuse_non_finite(implants: Tensor) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from overt.data.rng import sample_rng
 from overt.data.skulls.lists import Cloud, Points, draw_points, known_cloud
+from overt.data.skulls.volumes import Spacing
 from overt.distributed import World
 from overt.evaluation import NamedRow, Row, score_batches, summarize, with_names
 from overt.recipe import Recipe, StepOutput
@@ -27,6 +28,7 @@ from overt.recipes.pcdiff.data import (
     collate,
     example_sample,
     make_missing_data,
+    training_spacing,
 )
 from overt.recipes.pcdiff.denoiser import Convolutions, Denoiser, Down, Up, join_points, make_plans
 from overt.recipes.pcdiff.diffusion import (
@@ -52,6 +54,7 @@ class Completion(NamedTuple):
 
     known: Cloud  # (S, 3)
     implants: Tensor  # (n, K, 3)
+    cloud_spacing: Spacing | None = None  # mm of the voxels that training clouds were made in
 
 
 class PCDiffRecipe(Recipe):
@@ -73,6 +76,10 @@ class PCDiffRecipe(Recipe):
                 "number of its neighbors; give every level a number"
             )
         self.arrays: dict[torch.device, Arrays] = {}
+        # mm of the voxels that training clouds were made in, along the axes of the data set:
+        # sampled points lie half a voxel of these outside the bone, whatever they are used for.
+        voxel_mm = settings.data.voxel_mm
+        self.cloud_spacing: Spacing | None = None if voxel_mm is None else (voxel_mm,) * 3
 
     def arrays_on(self, device: torch.device) -> Arrays:
         if device not in self.arrays:
@@ -94,7 +101,23 @@ class PCDiffRecipe(Recipe):
 
     def build_dataset(self) -> TrainingClouds:
         make_missing_data(self.settings.data)
-        return TrainingClouds(self.settings.data, self.settings.model.diffusion)
+        clouds = TrainingClouds(self.settings.data, self.settings.model.diffusion)
+        self.cloud_spacing = training_spacing(self.settings.data, clouds.items)
+        return clouds
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `overt evaluate` and `overt complete` need to know of the training data."""
+        return {} if self.cloud_spacing is None else {"cloud_spacing": list(self.cloud_spacing)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.recall_training(state)
+
+    def recall_training(self, state: Mapping[str, Any]) -> None:
+        """Take the voxels of the training clouds from a checkpoint; older ones lack them."""
+        sizes = state.get("cloud_spacing")
+        if isinstance(sizes, list) and len(sizes) == 3 and all(map(_is_size, sizes)):
+            x, y, z = map(float, sizes)
+            self.cloud_spacing = x, y, z
 
     def collate(self, samples: list[CloudSample]) -> CloudBatch:
         return collate(samples)
@@ -164,9 +187,17 @@ class PCDiffRecipe(Recipe):
         settings = self.settings
         cases = HeldOutCases(settings.data, settings.evaluation)
         arrays = self.arrays_on(next(model.parameters()).device)
+        made_in = self.cloud_spacing
+        if made_in is None and settings.evaluation.volumes and world.is_main:
+            logger.warning(
+                "The checkpoint does not record the voxels that its training clouds were made in, "
+                "by half of which sampled points lie outside the bone: half a voxel of the scored "
+                "data is taken off. Walls are too thick if these are finer, too thin if coarser; "
+                "checkpoints of this version record it"
+            )
 
         def score(indices: range) -> list[Row]:
-            return score_batch(cast(Denoiser, model), cases, indices, settings, arrays)
+            return score_batch(cast(Denoiser, model), cases, indices, settings, arrays, made_in)
 
         rows = score_batches(world, len(cases), settings.evaluation.batch_size, score)
         # Distances between surfaces are NaN where a volume is empty; ground truth never is.
@@ -215,7 +246,11 @@ class PCDiffRecipe(Recipe):
         cloud = known_cloud(draw_points(skull, count, rng, where))
         implants = complete_skulls(cast(Denoiser, model), [Skull(cloud, skull, 0)], settings)
         refuse_non_finite(implants)
-        return Completion(cloud, implants[0])
+        return Completion(cloud, implants[0], self.cloud_spacing)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf
 
 
 def levels(settings: ModelSettings) -> tuple[list[Down], list[Up]]:

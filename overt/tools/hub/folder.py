@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import yaml  # type: ignore[import-untyped]
 
 import overt
+from overt.checkpoint.recorded import state_metadata
 from overt.errors import CheckpointError
 from overt.files.atomic import new_folder
 from overt.tools.hub.card import model_card
@@ -37,7 +38,8 @@ def write_hub_folder(
     facts = read_facts(checkpoint)
     check_target(folder)
     with new_folder(folder) as hidden:
-        write_file(hidden / "model.safetensors", TensorFile(dict(tensors), {"format": "pt"}))
+        metadata = {"format": "pt"} | state_metadata(checkpoint)
+        write_file(hidden / "model.safetensors", TensorFile(dict(tensors), metadata))
         text = yaml.safe_dump(facts.settings, sort_keys=False, allow_unicode=True)
         (hidden / "config.yaml").write_text(text, encoding="utf-8")
         (hidden / "config.json").write_text(_config_json(facts), encoding="utf-8")

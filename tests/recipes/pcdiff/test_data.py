@@ -10,12 +10,16 @@ from small_recipes import SMALL_PCDIFF
 from overt.config import load
 from overt.data.rng import sample_rng
 from overt.data.skulls.lists import item_of
+from overt.data.skulls.nrrd import write_nrrd
+from overt.data.skulls.volumes import Volume
 from overt.errors import ConfigError, DataError
 from overt.recipes.pcdiff.data import (
     HeldOutCases,
     TrainingClouds,
     draw_noise,
     noised,
+    open_list,
+    training_spacing,
     voxel_size,
 )
 from overt.recipes.pcdiff.sampling import base_arrays
@@ -132,6 +136,26 @@ def test_an_assumed_voxel_size_is_reported_once(
     assert [voxel_size(item, "skullbreak") for item in items] == [0.4, 0.4]
     (record,) = caplog.records
     assert "no volume beside the clouds: voxels of 0.4 mm assumed" in record.getMessage()
+
+
+def test_the_voxels_of_training_clouds_are_read_from_volumes_beside_them(
+    root: Path, tmp_path: Path
+) -> None:
+    settings = SMALL_PCDIFF.recipe(root, "data.synthetic=null").settings.data
+    items = open_list(settings, settings.train_list).items
+    assert training_spacing(settings, items) == pytest.approx((200 / 24,) * 3)
+    for number, size in enumerate((0.4, 0.5, 0.9)):
+        made = item_of(tmp_path, "skullbreak", "bilateral", f"00{number}")
+        made.skull.parent.mkdir(parents=True, exist_ok=True)
+        volume = Volume.of(np.ones((2, 2, 2), np.uint8), (size, size, 2 * size))
+        write_nrrd(made.volume("skull"), volume)
+        items.append(made)
+    assert training_spacing(settings, items[-3:]) == pytest.approx((0.5, 0.5, 1.0))
+    # Clouds alone, as from the published scripts, do not tell.
+    elsewhere = [item_of(tmp_path / "clouds", "skullbreak", "bilateral", "000")]
+    assert training_spacing(settings, elsewhere) is None
+    settings.dataset = "skullfix"
+    assert training_spacing(settings, elsewhere) == (0.45, 0.45, 0.45)
 
 
 def test_held_out_cases_are_spread_over_the_list_and_always_the_same(root: Path) -> None:

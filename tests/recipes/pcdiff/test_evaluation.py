@@ -8,9 +8,14 @@ import pytest
 import torch
 from small_recipes import SMALL_PCDIFF
 
+from overt.data.skulls.lists import Cloud, item_of
+from overt.data.skulls.nrrd import write_nrrd
+from overt.data.skulls.prepare import cloud_of
+from overt.data.skulls.volumes import Volume
 from overt.distributed import init_distributed
 from overt.errors import ConfigError, DataError
 from overt.recipes.pcdiff import evaluation
+from overt.recipes.pcdiff.data import HeldOutCase
 
 CLOSE_UP = (
     "data.close_ups={fraction: 0.5, side: 1.6, side_jitter: 0.1, shift: 0.1}",
@@ -92,6 +97,31 @@ def test_where_a_close_up_has_no_bone_the_whole_skull_is_sampled_again(
     found = recipe.complete(recipe.build_model(), skull, "skull.npy")
     torch.testing.assert_close(shown[0], shown[1])
     assert float(found.implants.min()) > 49
+
+
+def test_volumes_of_a_perfect_model_are_right_in_voxels_finer_than_in_training(
+    tmp_path: Path,
+) -> None:
+    """It samples points of clouds of 4 mm; scored are volumes of 1 mm."""
+    coarse = np.pad(np.ones((9, 9, 2), bool), 3)
+    fine = coarse.repeat(4, 0).repeat(4, 1).repeat(4, 2)
+    item = item_of(tmp_path, "skullbreak", "bilateral", "000")
+    for part, values in (("skull", np.zeros_like(fine)), ("implant", fine)):
+        item.volume(part).parent.mkdir(parents=True)
+        write_nrrd(item.volume(part), Volume.of(values.astype(np.uint8), (1.0, 1.0, 1.0)))
+    rng = np.random.default_rng(0)
+    sampled, true = (cloud_of(mask, 800, rng, tmp_path) for mask in (coarse, fine))
+    sampled = (sampled + 0.5) * 4 - 0.5
+    cloud = Cloud(true.astype(np.float32), np.zeros((1, 3)), np.ones((1, 1)))
+    case = HeldOutCase(cloud, true, 0, item, torch.from_numpy(true), 1.0)
+    settings = SMALL_PCDIFF.recipe(tmp_path).settings.evaluation
+    implants = torch.from_numpy(sampled)[None]
+    rows = [
+        evaluation.volume_scores(case, implants, settings, "skullbreak", made_in)
+        for made_in in ((4.0, 4.0, 4.0), None)
+    ]
+    assert rows[0]["dsc"] > 0.96 > 0.85 > rows[1]["dsc"]
+    assert rows[0]["ceiling_dsc"] == rows[1]["ceiling_dsc"] > 0.96
 
 
 def test_non_finite_samples_are_refused_before_volumes_are_scored(

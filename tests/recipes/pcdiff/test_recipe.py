@@ -10,6 +10,8 @@ import torch
 from small_recipes import PCDIFF_SPLIT, SMALL_PCDIFF, curve, first_batch
 from toy_runs import read_rows
 
+from overt.checkpoint.trained import load_model
+from overt.cli import main
 from overt.config import CONF, Config, build_recipe, load
 from overt.config.batch import advice, plan_batches, scaled_learning_rate
 from overt.distributed import init_distributed
@@ -244,6 +246,28 @@ def test_the_voxels_of_clouds_are_known_from_the_settings_where_these_tell() -> 
     published = ["recipe=pcdiff", "data.root=/skulls"]
     assert load(published).settings.data.voxel_mm is None
     assert load([*published, "data.dataset=skullfix"]).settings.data.voxel_mm == 0.45
+
+
+def test_a_checkpoint_records_the_voxels_of_its_training_clouds(root: Path, tmp_path: Path) -> None:
+    """They are known wherever the model is used, whatever its settings are then; exports too."""
+    made_in = (200 / 24,) * 3
+    words = ("data.synthetic=null", "training.num_steps=1", f"output_dir={tmp_path}",
+             "evaluation.cases=1", "evaluation.loss_times=0", "evaluation.volumes=false")  # fmt: skip
+    run = SMALL_PCDIFF.train(root, *words, "training.evaluate_every_steps=null")
+    checkpoint = run / "checkpoints" / "latest"
+    assert main(["ckpt", "export", str(checkpoint), "--to", "safetensors", "--output",
+                 str(tmp_path / "a.safetensors")]) == 0  # fmt: skip
+    assert main(["ckpt", "export", str(checkpoint), "--to", "hub", "--output",
+                 str(tmp_path / "hub")]) == 0  # fmt: skip
+    for weights in (checkpoint, tmp_path / "a.safetensors", tmp_path / "hub"):
+        recipe = SMALL_PCDIFF.recipe(tmp_path, "data.synthetic=null")
+        assert recipe.cloud_spacing is None
+        load_model(recipe, weights)
+        assert recipe.cloud_spacing == pytest.approx(made_in)
+    for broken in ("x", [1.0], [1.0, 2.0, -3.0], [1.0, 2.0, float("nan")], [True] * 3, None):
+        recipe.cloud_spacing = None
+        recipe.recall_training({"cloud_spacing": broken})
+        assert recipe.cloud_spacing is None
 
 
 def test_recipes_that_share_a_folder_of_synthetic_skulls_ask_for_the_same_skulls() -> None:
