@@ -41,9 +41,9 @@ def _children(part: Any) -> Iterator[tuple[str, Any]]:
 @lru_cache(maxsize=256)
 def _tuples_of(kind: type) -> dict[str, tuple[Any, ...]]:
     """Return the types of the values of each field that is a tuple, or a tuple or null."""
-    found = {}
+    tuples = {}
     for name, hint in get_type_hints(kind).items():
         for option in (hint, *get_args(hint)):
             if get_origin(option) is tuple:
-                found[name] = get_args(option)
-    return found
+                tuples[name] = get_args(option)
+    return tuples

@@ -113,14 +113,14 @@ def training_spacing(settings: DataSettings, items: Sequence[SkullItem]) -> Spac
     if settings.voxel_mm is not None:
         return (settings.voxel_mm,) * 3
     volumes = [item.volume("skull") for item in items[:: -(-len(items) // HEADERS_READ)]]
-    found = [
+    spacings = [
         spacing_of(read_affine(volume))
         for volume in volumes
         if volume.is_file() and names_axes(volume)
     ]
-    if not found:
+    if not spacings:
         return None
-    x, y, z = np.median(found, axis=0).tolist()
+    x, y, z = np.median(spacings, axis=0).tolist()
     return x, y, z
 
 

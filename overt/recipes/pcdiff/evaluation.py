@@ -171,8 +171,8 @@ def volume_scores(
         return implant_scores(solid, truth, skull, spacing, settings.border_mm)
 
     ceiling = scores(case.implant[None], None)
-    found = scores(implants, cloud_spacing)
-    return found | {f"ceiling_{key}": ceiling[key] for key in ("dsc", "hd95")}
+    sampled = scores(implants, cloud_spacing)
+    return sampled | {f"ceiling_{key}": ceiling[key] for key in ("dsc", "hd95")}
 
 
 def refuse_non_finite(implants: Tensor) -> None:

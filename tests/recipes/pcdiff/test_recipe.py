@@ -252,7 +252,7 @@ def test_a_checkpoint_records_the_voxels_of_its_training_clouds(root: Path, tmp_
     """They are known wherever the model is used, whatever its settings are then; exports too."""
     made_in = (200 / 24,) * 3
     words = ("data.synthetic=null", "training.num_steps=1", f"output_dir={tmp_path}",
-             "evaluation.cases=1", "evaluation.loss_times=0", "evaluation.volumes=false")  # fmt: skip
+             "evaluation.cases=1", "evaluation.loss_times=0")  # fmt: skip
     run = SMALL_PCDIFF.train(root, *words, "training.evaluate_every_steps=null")
     checkpoint = run / "checkpoints" / "latest"
     assert main(["ckpt", "export", str(checkpoint), "--to", "safetensors", "--output",
