@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -32,7 +34,7 @@ from overt.data.skulls.nrrd import names_axes, read_affine
 from overt.data.skulls.synthetic import write_skulls
 from overt.data.skulls.volumes import SKULLFIX_SPACING, Spacing, spacing_of
 from overt.distributed import main_first
-from overt.errors import ConfigError
+from overt.errors import ConfigError, DataError
 from overt.recipes.pcdiff.close_up import FEWEST_POINTS, random_cube
 from overt.recipes.pcdiff.config import DataSettings, DiffusionSettings, EvaluationSettings
 from overt.recipes.pcdiff.geometry import Geometry
@@ -113,15 +115,19 @@ def training_spacing(settings: DataSettings, items: Sequence[SkullItem]) -> Spac
     if settings.voxel_mm is not None:
         return (settings.voxel_mm,) * 3
     volumes = [item.volume("skull") for item in items[:: -(-len(items) // HEADERS_READ)]]
-    spacings = [
-        spacing_of(read_affine(volume))
-        for volume in volumes
-        if volume.is_file() and names_axes(volume)
-    ]
+    spacings = [spacing for volume in volumes if (spacing := _named_spacing(volume)) is not None]
     if not spacings:
         return None
     x, y, z = np.median(spacings, axis=0).tolist()
     return x, y, z
+
+
+def _named_spacing(volume: Path) -> Spacing | None:
+    """Return what the header of a volume says; training itself reads only clouds."""
+    with suppress(DataError, OSError):
+        spacing = spacing_of(read_affine(volume)) if names_axes(volume) else (0.0, 0.0, 0.0)
+        return spacing if all(0 < side < math.inf for side in spacing) else None
+    return None
 
 
 class TrainingClouds:

@@ -151,8 +151,11 @@ def test_the_voxels_of_training_clouds_are_read_from_volumes_beside_them(
         write_nrrd(made.volume("skull"), volume)
         items.append(made)
     assert training_spacing(settings, items[-3:]) == pytest.approx((0.5, 0.5, 1.0))
-    # Clouds alone, as from the published scripts, do not tell.
+    # Clouds alone, as from the published scripts, do not tell; neither does a broken volume.
     elsewhere = [item_of(tmp_path / "clouds", "skullbreak", "bilateral", "000")]
+    assert training_spacing(settings, elsewhere) is None
+    elsewhere[0].skull.parent.mkdir(parents=True)
+    elsewhere[0].volume("skull").write_bytes(b"")
     assert training_spacing(settings, elsewhere) is None
     settings.dataset = "skullfix"
     assert training_spacing(settings, elsewhere) == (0.45, 0.45, 0.45)
