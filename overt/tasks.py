@@ -5,7 +5,7 @@ Each protocol names the command that asks for it. They can be checked with `isin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -197,6 +197,14 @@ class BaselineScorer(Protocol):
 
     def baseline_rows(self, world: World) -> dict[str, list[dict[str, Any]]]:
         """Return, by name, the rows of methods that need no training, on the same samples."""
+
+
+@runtime_checkable
+class TrainingRecaller(Protocol):
+    """All commands that use a trained model: know what its training data were like."""
+
+    def recall_training(self, state: Mapping[str, Any]) -> None:
+        """Take it from the plain values of `Recipe.state_dict`; older and other files have none."""
 
 
 @runtime_checkable

@@ -18,6 +18,7 @@ from overt.checkpoint.recorded import (
 )
 from overt.config import Config, load
 from overt.errors import CheckpointError, ConfigError
+from overt.tasks import TrainingRecaller
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,14 +72,6 @@ class SavesFiles(Protocol):
         """Return the keys of files whose weights are in every checkpoint of the model."""
 
 
-@runtime_checkable
-class RecallsTraining(Protocol):
-    """A recipe whose outputs depend on something that its training data had."""
-
-    def recall_training(self, state: Mapping[str, Any]) -> None:
-        """Take it from the plain values of `state_dict`; older and other files have none."""
-
-
 def _warn_of_files(
     checkpoint: Path,
     sections: Mapping[str, Any],
@@ -124,7 +117,7 @@ def load_model(
     report = load_weights(checkpoint, model, part=part, rename=rename)
     _refuse_missing(report, model, recipe.unscored)
     _refuse_nonfinite(report, model)
-    if isinstance(recipe, RecallsTraining):
+    if isinstance(recipe, TrainingRecaller):
         recipe.recall_training(recorded_state(checkpoint))
     return model.eval(), report
 
