@@ -163,6 +163,11 @@ class SimCLRRecipe(BaselineRecipe):
                 "data.reduced_decode=true has no effect with two views of an image; set "
                 "data.reduced_decode=false"
             )
+        if settings.loss.extra != "contrastive":
+            raise ConfigError(
+                f"loss.type={settings.loss.type}, but SimCLR compares two views of each image; set "
+                "loss.type=cjepa"
+            )
         self.replayable: bool | str = True
         if get_world_size() > 1:
             self.replayable = mixing.NOT_REPLAYED
@@ -292,4 +297,14 @@ class MAERecipe(HJEPARecipe):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        # Layers that take the encoder's features, where these are pixels.
+        for key, value, allowed in (
+            ("projection", settings.model.projection, "none"),
+            ("predictor.kind", settings.model.predictor.kind, "narrow"),
+        ):
+            if value != allowed:
+                raise ConfigError(
+                    f"model.{key}={value} is for targets that are features, and MAE predicts "
+                    f"pixels; set model.{key}={allowed}"
+                )
         self.target_width = 3 * settings.model.patch() ** 2

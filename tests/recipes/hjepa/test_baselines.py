@@ -119,3 +119,24 @@ def test_reduced_decoding_is_refused_with_two_views(root: Path) -> None:
     own = ("data.augmentation.device=false", "data.reduced_decode=true", "loss.type=mse")
     with pytest.raises(ConfigError, match="no effect with two views"):
         SMALL_HJEPA.recipe(root, *ALONE, *METHODS["simclr"], *own)
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "message"),
+    [
+        ("simclr", ("loss.type=mse",), "loss.type=mse, but SimCLR compares two views"),
+        ("simclr", ("loss.type=combined",), "set loss.type=cjepa"),
+        ("mae", ("model.projection=predictions",), "model.projection=predictions is for targets"),
+        ("mae", ("model.projection=shared",), "set model.projection=none"),
+        (
+            "mae",
+            ("model.predictor.kind=reference", "model.predictor.width=null"),
+            "set model.predictor.kind=narrow",
+        ),
+    ],
+)
+def test_parts_of_other_methods_are_refused(
+    method: str, words: tuple[str, ...], message: str, root: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SMALL_HJEPA.recipe(root, *ALONE, *METHODS[method], *words)
