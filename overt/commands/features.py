@@ -51,6 +51,11 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     if options.output.is_dir():
         raise DataError(f"--output {options.output} is a folder; name a file in it")
+    if options.output.suffix not in ("", ".safetensors"):  # who opens an .npy expects an array
+        raise ConfigError(
+            f"--output {options.output}: features are written as safetensors; use a name such as "
+            f"{options.output.with_suffix('.safetensors')}"
+        )
     need_folder("--output, its folder", options.output.parent)  # before hours of encoding
     if any(word.startswith("data.labeled=") for word in options.overrides):
         raise ConfigError(

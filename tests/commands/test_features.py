@@ -55,6 +55,10 @@ def test_what_cannot_be_is_refused(root: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"--output, its folder=.* is a file; name a new"):
         main(words(root, tmp_path / "file" / "c"))
+    with pytest.raises(
+        ConfigError, match=r"f\.npy: features are written as .* as .*f\.safetensors"
+    ):
+        main(words(root, tmp_path / "f.npy"))
     elsewhere = words(root, tmp_path / "c")
     with pytest.raises(DataError):
         main([str(tmp_path / "none"), *elsewhere[1:]])
