@@ -19,9 +19,9 @@ def make_tuples(part: Any, key: str = "") -> None:
     tuples = _tuples_of(kind) if is_dataclass(part) else {}
     for name, child in _children(part):
         where = f"{key}.{name}".lstrip(".")
+        make_tuples(child, where)
         types = tuples.get(name)
         if types is None or not isinstance(child, list):
-            make_tuples(child, where)
             continue
         count = None if Ellipsis in types else len(types)
         if count is not None and len(child) != count:

@@ -22,6 +22,7 @@ class Data:
     size: tuple[int, int] = MISSING
     crop: tuple[int, int] | None = None
     levels: list[Level] = field(default_factory=list)
+    fixed: tuple[Level, ...] = ()
     by_name: dict[str, Level] = field(default_factory=dict)
 
 
@@ -39,12 +40,14 @@ class Sized(Toy):
 
 def test_a_recipe_gets_tuples_where_its_settings_are_typed_so() -> None:
     data = {"size": [3, 4], "levels": [{"sides": [1, 2], "names": ["a"]}], "by_name": {"x": {}}}
+    data["fixed"] = [{"sides": [3]}]
     training = {"num_steps": 1, "batch_size": 1, "num_workers": 0}
     settings = overt.configure(Sized, settings={"data": data}, training=training).settings
     assert settings.data.size == (3, 4)
     assert settings.data.crop is None
     assert settings.data.levels == [Level((1.0, 2.0), ["a"])]
     assert settings.data.by_name == {"x": Level()}
+    assert settings.data.fixed == (Level((3.0,)),)
 
 
 def test_a_tuple_of_another_length_is_refused_with_its_key() -> None:
