@@ -39,8 +39,11 @@ class Tally:
         root = math.sqrt(1 / self.samples + 1 / recorded)
         spread = union.std(ddof=1)
         assert union.mean() == pytest.approx(stats["union_patches_mean"], abs=4 * spread * root)
-        # The deviation of a deviation, for a distribution that is not far from normal.
-        assert spread == pytest.approx(stats["union_patches_std"], abs=4 * spread * root)
+        # The deviation of a deviation: more where a few unions are far from the others, as on a
+        # small grid, than for a distribution near normal.
+        tails = math.sqrt(max(kurtosis(union) - 1, 0)) / 2
+        error = 4 * spread * max(tails, 1.0) * root
+        assert spread == pytest.approx(stats["union_patches_std"], abs=error)
         error = 4 * context.std(ddof=1) * root
         assert context.mean() == pytest.approx(stats["context_patches_mean"], abs=error)
         share = stats["targets_overlap_fraction"]
@@ -58,6 +61,12 @@ class Tally:
         for kind, drawn in (("target_union", self.unions), ("context", self.contexts)):
             expected = tensors[f"{name}.{kind}_frequency"].numpy()
             check_frequencies(drawn.mean(0), expected, root)
+
+
+def kurtosis(values: np.ndarray) -> float:
+    """3 for a normal distribution."""
+    squares = (values - values.mean()) ** 2
+    return float(np.mean(squares**2) / max(np.mean(squares) ** 2, 1e-12))
 
 
 def check_frequencies(found: np.ndarray, expected: np.ndarray, root: float) -> None:
