@@ -37,12 +37,25 @@ def test_a_step_has_all_its_accumulated_micro_batches(tmp_path: Path) -> None:
     assert batch.samples == trainer.plan.global_batch_size == 6
 
 
+def test_precision_compares_losses_with_float32() -> None:
+    small = ["training.global_batch_size=2", "training.batch_size=2", "model.depth=1"]
+    words = ["hjepa_tiny", *small, "--device", "cpu", "--steps", "1", "--seeds", "3"]
+    tanh, exact = (
+        float(run("precision.py", *words, *form).rpartition("hjepa_tiny: ")[2].split()[0])
+        for form in ((), ("--exact-gelu",))
+    )
+    assert 0 < tanh < 1e-2
+    assert 0 < exact < 1e-2
+    assert exact != tanh
+
+
 REFUSED = {
     "step.py nosuch --device cpu": "nosuch",
     "step.py hjepa_tiny training.nosuch=1 --device cpu": "training.nosuch",
     "step.py hjepa_tiny --steps 0": "expected an integer of at least 1, got '0'",
     "step.py hjepa_tiny --json nosuch/row.json": "not a file in an existing folder",
     "floor.py nosuch": "nosuch",
+    "precision.py nosuch --device cpu": "nosuch",
     "buckets.py nosuch --device cpu": "nosuch",
     "buckets.py hjepa_tiny --processes 0": "at least 1",
     "sampling.py hjepa_tiny --device cpu": "recipe=hjepa_tiny does not sample",
