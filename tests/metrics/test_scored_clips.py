@@ -165,8 +165,21 @@ def test_further_sets_are_read_and_scored(dataset: str, tmp_path: Path) -> None:
         ("{point_odyssey: {}}", "needs evaluation.dataset_root"),
         ("{a: {dataset_root: x}}", "evaluation.dataset=a"),
         ("{dynamic_replica: {dataset_root: x, query_mode: strided}}", "query_mode=first"),
+        ("{point_odyssey: {dataset_root: x, frames: 6.5}}", r"also\.point_odyssey\.frames: .*6\.5"),
+        ("{kubric_held_out: {grid_size: null}}", r"also\.kubric_held_out\.grid_size: .*None"),
+        ("{kubric_held_out: {resolution: 64}}", r"also\.kubric_held_out\.resolution: "),
+        ("{kubric_held_out: {fast: maybe}}", r"also\.kubric_held_out\.fast: .*maybe"),
     ],
 )
 def test_further_sets_that_are_refused(also: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         SMALL_COTRACKER3.recipe(tmp_path, f"evaluation.also={also}")
+
+
+def test_values_of_further_sets_have_the_types_of_their_keys(tmp_path: Path) -> None:
+    also = '{point_odyssey: {dataset_root: 2024, single_point: "no", frames: "6"}}'
+    recipe = SMALL_COTRACKER3.recipe(tmp_path, f"evaluation.also={also}")
+    (settings,) = recipe.settings.evaluation.further_sets().values()
+    assert settings.dataset_root == "2024"
+    assert settings.single_point is False
+    assert settings.frames == 6

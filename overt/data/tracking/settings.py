@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from overt.checks import each_within, height_width, one_of, within
 from overt.data.tracking.augment import AugmentationSettings
@@ -218,11 +219,18 @@ class ScoringSettings:
                     f"evaluation.also.{name}={changes}; expected keys of the section evaluation, "
                     f"such as dataset_root; allowed: {', '.join(sorted(allowed))}"
                 )
+            values: dict[str, Any] = {"dataset": name, "also": None, **changes}
             try:
-                values: dict[str, Any] = {"dataset": name, "also": None, **changes}
-                sets[name] = replace(self, **values)
+                # In the types of the fields, as the keys of the section itself are.
+                typed = OmegaConf.to_container(OmegaConf.merge(type(self), values))
+                assert isinstance(typed, dict)
+                sets[name] = replace(self, **{key: typed[key] for key in values})
             except ConfigError as error:
                 raise ConfigError(f"evaluation.also.{name}: {error}") from None
-            except TypeError as error:
-                raise ConfigError(f"evaluation.also.{name}={changes}: {error}") from None
+            except (OmegaConfBaseException, OverflowError) as error:
+                key = getattr(error, "full_key", None)
+                reason = str(error).splitlines()[0]
+                raise ConfigError(
+                    f"evaluation.also.{name}{f'.{key}' if key else ''}: {reason}"
+                ) from None
         return sets
