@@ -77,6 +77,9 @@ def main(arguments: list[str]) -> int:
         if options.license != "unknown":
             raise ConfigError(f"--license is for --to hub; drop it for {options.to}")
     if options.verb == "export" and options.to in MODULES:
+        for name in ("half", "prefix", "key"):
+            if getattr(options, name):
+                raise ConfigError(f"--{name} is for files of weights; drop it for {options.to}")
         return export_module(options)
     if options.verb == "export":
         for name in ("recipe", "package", "set"):

@@ -325,6 +325,13 @@ def test_export_to_a_full_disk_leaves_the_old_file(tmp_path, kind):
     assert (tmp_path / "out").read_text() == "precious"
 
 
+@pytest.mark.parametrize("to", ["onnx", "torchscript"])
+@pytest.mark.parametrize("words", [["--half"], ["--prefix", "model."], ["--key", "state"]])
+def test_export_of_a_module_refuses_options_of_weights(to: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=f"{words[0]} is for files of weights; drop it for {to}"):
+        main(["export", "weights.pth", "--to", to, *words, "--output", "step"])
+
+
 def test_help_and_wrong_use_do_not_load_torch(tmp_path):
     script = (
         "import sys\n"
