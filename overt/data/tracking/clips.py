@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,14 @@ TRIES, OWN_TRIES = 12, 4
 # its center, at the size. Queries farther away are rejected if given by a user, and clamped if they
 # come from a data set.
 QUERY_MARGIN = 1.0
+
+
+def as_points(given: Any) -> Tensor:
+    """Return points of a frame as (N, 2) float32; reject any other shape."""
+    points_xy = torch.as_tensor(given, dtype=torch.float32)
+    if points_xy.ndim != 2 or points_xy.shape[1] != 2:
+        raise DataError(f"points of shape {tuple(points_xy.shape)}; expected (points, 2)")
+    return points_xy
 
 
 def refuse_points_outside(points_xy: Tensor, frame_size: tuple[int, int]) -> None:

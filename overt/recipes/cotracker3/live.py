@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from overt.data.tracking.clips import refuse_points_outside
+from overt.data.tracking.clips import as_points, refuse_points_outside
 from overt.errors import DataError
 from overt.geometry.grid import pixel_scale
 from overt.recipes.cotracker3.model import Tracks
@@ -74,6 +74,7 @@ class LiveTracker:
 
     def add(self, points_xy: Tensor) -> list[int]:
         """Add points (N, 2) in the newest frame; return a number for each."""
+        points_xy = as_points(points_xy)
         first, last = self.given, self.given + len(points_xy)
         if self.seen == 0:
             raise DataError("points were added before the first frame; show a frame first")

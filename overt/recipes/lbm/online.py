@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from overt.data.tracking.clips import refuse_points_outside
+from overt.data.tracking.clips import as_points, refuse_points_outside
 from overt.errors import ConfigError, DataError
 from overt.recipes.lbm.layer import Memory
 from overt.recipes.lbm.model import LBM
@@ -138,9 +138,7 @@ class OnlineTracker:
     @torch.no_grad()
     def add(self, points_xy: Tensor) -> list[int]:
         """Add points (N, 2) of the newest frame; return a number for each."""
-        points_xy = torch.as_tensor(points_xy, dtype=torch.float32)
-        if points_xy.ndim != 2 or points_xy.shape[1] != 2:
-            raise DataError(f"points of shape {tuple(points_xy.shape)}; expected (points, 2)")
+        points_xy = as_points(points_xy)
         if not self.observed:
             raise DataError("points were added before the first frame; show a frame first")
         refuse_points_outside(points_xy, self.frame_size)

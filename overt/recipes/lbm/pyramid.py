@@ -83,7 +83,7 @@ def read_points(features: Tensor, frames: Tensor, cells_xy: Tensor) -> Tensor:
         fraction_x * fraction_y,
     ]
     numbers = torch.stack([first + y * width + x for y, x in corners])  # (4, ...)
-    read = cells.index_select(0, numbers.flatten()).view(*numbers.shape, -1)
+    read = cells.index_select(0, numbers.flatten()).view(*numbers.shape, cells.shape[-1])
     upper_left, upper_right, lower_left, lower_right = (
         corner * weight.unsqueeze(-1).to(corner.dtype)
         for corner, weight in zip(read.unbind(), weights, strict=True)

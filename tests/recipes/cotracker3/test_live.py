@@ -1,5 +1,6 @@
 """CoTracker3 on frames that arrive one by one."""
 
+import numpy as np
 import pytest
 import torch
 from small_recipes import small_tracker, tracker_inputs
@@ -104,3 +105,14 @@ def test_refusals(model):
         tracker.add(torch.tensor([[100.0, 0.0]]))
     with pytest.raises(DataError, match="was made for 1"):
         tracker.add(torch.zeros(2, 2))
+    with pytest.raises(DataError, match=r"expected \(points, 2\)"):
+        tracker.add(torch.zeros(3))
+
+
+def test_points_are_added_from_any_array(model):
+    tracker = live(model)
+    tracker.observe(torch.zeros((3, *SIZE), dtype=torch.uint8))
+    assert tracker.add(np.array([[8.0, 9.0]])) == [0]
+    assert tracker.add(torch.zeros(0, 2)) == []
+    assert tracker.add([[3, 4]]) == [1]
+    assert tracker.advance().points_xy.tolist() == [[8.0, 9.0], [3.0, 4.0]]

@@ -130,6 +130,16 @@ def test_a_stream_without_points_is_no_trouble() -> None:
     assert found.points_xy.shape == (0, 2)
 
 
+def test_adding_no_points_changes_nothing() -> None:
+    """A detector finds none in some frames."""
+    tracker = OnlineTracker(small_lbm().eval(), SIZE, slots=2)
+    tracker.observe(make_video()[0])
+    assert tracker.add(torch.zeros(0, 2)) == []
+    assert tracker.add(make_points(1)) == [0]
+    assert tracker.add(torch.zeros(0, 2)) == []
+    assert tracker.advance().numbers == (0,)
+
+
 def test_the_fast_copy_computes_the_same() -> None:
     model, video = stirred(), make_video(2)
     fast = fast_copy(model, torch.float32)
