@@ -9,10 +9,12 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -118,7 +120,15 @@ def _read_sequences(file: Path, folder: Path) -> dict[str, list[_Frame]]:
         ) from None
     if not sequences:
         raise DataError(f"{file}: no frames of the camera {CAMERA}. {_ADVICE}")
-    return {name: sorted(frames) for name, frames in sorted(sequences.items())}
+    ordered = {name: sorted(frames) for name, frames in sorted(sequences.items())}
+    for name, frames in ordered.items():
+        repeated = next((a.number for a, b in pairwise(frames) if a.number == b.number), None)
+        if repeated is not None:
+            raise DataError(
+                f"{file}: frame {repeated} of sequence {name} is listed twice for the camera "
+                f"{CAMERA}. {_ADVICE}"
+            )
+    return ordered
 
 
 def _read_list(file: Path) -> list[Any]:
@@ -159,15 +169,24 @@ def _read_points(path: Path) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     entries = content if isinstance(content, dict) else {}
     points, visible = entries.get("traj_2d"), entries.get("verts_inds_vis")
     if (
-        not isinstance(points, Tensor)
-        or not isinstance(visible, Tensor)
+        not _is_plain(points)
+        or not _is_plain(visible)
         or points.ndim != 2
         or points.shape[1] < 2
         or visible.shape != points.shape[:1]
     ):
         raise DataError(
-            f"{path}: expected traj_2d (N, 3) and verts_inds_vis (N), both tensors. {_ADVICE}"
+            f"{path}: expected traj_2d (N, 3) and verts_inds_vis (N), both dense tensors of real "
+            f"numbers. {_ADVICE}"
         )
+    points, visible = points.detach(), visible.detach()
     positions = points[:, :2].float().numpy()
     finite = np.isfinite(positions).all(-1)
     return np.where(finite[:, None], positions, 0.0), visible.bool().numpy() & finite
+
+
+def _is_plain(value: object) -> TypeGuard[Tensor]:
+    """Return whether a value is a tensor of real numbers that NumPy can hold."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return False
+    return value.device.type == "cpu" and not (value.is_complex() or value.is_quantized)

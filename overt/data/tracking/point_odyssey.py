@@ -107,10 +107,11 @@ def _read_annotations(file: Path, frames: int) -> tuple[NDArray[np.float32], NDA
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         reason = f"its trajs_2d and visibs cannot be read ({error})"
         raise DataError(f"{file}: {reason}. {_ADVICE}") from None
-    if coords.ndim != 3 or coords.shape[2] != 2 or states.shape != coords.shape[:2]:
+    is_shaped = coords.ndim == 3 and coords.shape[2] == 2 and states.shape == coords.shape[:2]
+    if not is_shaped or not len(coords):
         raise DataError(
             f"{file}: trajs_2d of shape {coords.shape} and visibs of shape {states.shape}; "
-            f"expected (T, N, 2) and (T, N). {_ADVICE}"
+            f"expected (T, N, 2) and (T, N), at least one frame. {_ADVICE}"
         )
     if coords.dtype.kind not in "fiu" or states.dtype.kind not in "fiub":
         raise DataError(

@@ -83,3 +83,32 @@ def test_what_is_refused(tmp_path):
         file.write_bytes(content)
         with pytest.raises(DataError, match=message):
             DynamicReplica(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [torch.zeros(POINTS, 3).to_sparse(), torch.zeros(POINTS, 3, dtype=torch.complex64)],
+    ids=["sparse", "complex"],
+)
+def test_tensors_that_are_no_positions_are_refused(tmp_path, points):
+    write_dynamic_replica(tmp_path)
+    content = {"traj_2d": points, "verts_inds_vis": torch.ones(POINTS)}
+    torch.save(content, tmp_path / "valid" / "room" / "left_3.pth")
+    with pytest.raises(DataError, match=r"left_3\.pth: expected traj_2d \(N, 3\)"):
+        DynamicReplica(tmp_path).clip(0)
+
+
+def test_positions_that_require_a_gradient_are_read(tmp_path):
+    write_dynamic_replica(tmp_path)
+    points = torch.full((POINTS, 3), 2.0, requires_grad=True)
+    content = {"traj_2d": points, "verts_inds_vis": torch.ones(POINTS)}
+    torch.save(content, tmp_path / "valid" / "room" / "left_3.pth")
+    assert DynamicReplica(tmp_path).clip(0).coords_xy.shape == (2, FRAMES, 2)
+
+
+def test_a_frame_that_is_listed_twice_is_refused(tmp_path):
+    file = write_dynamic_replica(tmp_path)
+    entries = json.loads(gzip.decompress(file.read_bytes()))
+    file.write_bytes(gzip.compress(json.dumps([*entries, entries[-1], entries[3]]).encode()))
+    with pytest.raises(DataError, match="frame 10 of sequence room is listed twice"):
+        DynamicReplica(tmp_path)

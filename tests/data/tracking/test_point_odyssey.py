@@ -53,6 +53,9 @@ def test_what_is_refused(tmp_path):
     np.savez(folder / "annot.npz", trajs_2d=np.zeros((2, 3)), visibs=np.zeros((2, 3)))
     with pytest.raises(DataError, match="expected"):
         PointOdyssey(tmp_path).clip(0)
+    np.savez(folder / "annot.npz", trajs_2d=np.zeros((0, 3, 2)), visibs=np.zeros((0, 3)))
+    with pytest.raises(DataError, match="at least one frame"):
+        PointOdyssey(tmp_path).clip(0)
     (folder / "annot.npz").write_bytes(b"no archive")
     with pytest.raises(DataError, match="cannot be read"):
         PointOdyssey(tmp_path).clip(0)
