@@ -84,8 +84,9 @@ def read_tracks(sequence: Path) -> Tracks:
     if missing:
         listed = ", ".join(str(key) for key in content) or "nothing"
         raise DataError(f"{path}: has no {' and no '.join(missing)}; found {listed}. {_REMEDY}")
-    coords = _read_coords(path, content["coords"])
-    occluded = _read_occluded(path, content["visibility"], coords.shape[:2])
+    coords = read_coords(path, content["coords"])
+    # The key is called visibility, but the value is its opposite: TAP-Vid's `occluded`.
+    occluded = read_occluded(path, "visibility", content["visibility"], coords.shape[:2])
     frames = len(frame_paths(sequence))
     if frames != coords.shape[1]:
         raise DataError(
@@ -95,38 +96,42 @@ def read_tracks(sequence: Path) -> Tracks:
     return Tracks(coords, ~occluded)
 
 
-def _read_coords(path: Path, value: Any) -> NDArray[np.float32]:
+def read_coords(path: Path, value: Any, remedy: str = _REMEDY) -> NDArray[np.float32]:
+    """Return positions (N, T, 2) as they should be; reject anything else that `path` holds."""
     coords = np.asarray(value)
     if coords.ndim != 3 or coords.shape[2] != 2 or coords.dtype.kind not in "fiu":
         raise DataError(
             f"{path}: coords has shape {coords.shape} and type {coords.dtype}, expected numbers of "
-            f"shape (tracks, frames, 2). {_REMEDY}"
+            f"shape (tracks, frames, 2). {remedy}"
         )
     with np.errstate(over="ignore"):  # becomes Inf, and is refused as such
-        coords = coords.astype(np.float32)
+        coords = coords.astype(np.float32, copy=False)
     broken = ~np.isfinite(coords)
     if broken.any():
         track, frame, _ = np.argwhere(broken)[0]
         raise DataError(
             f"{path}: coords has {int(broken.sum())} values that are NaN or Inf in "
             f"{int(broken.any(axis=(1, 2)).sum())} of {len(coords)} tracks, the first in track "
-            f"{track} at frame {frame}. {_REMEDY}"
+            f"{track} at frame {frame}. {remedy}"
         )
     return coords
 
 
-def _read_occluded(path: Path, value: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    # The key is called visibility, but the value is its opposite: TAP-Vid's `occluded`.
+def read_occluded(
+    path: Path, key: str, value: Any, shape: tuple[int, ...], remedy: str = _REMEDY
+) -> NDArray[np.bool_]:
+    """Return where points are occluded, (N, T); reject anything else that `path` holds."""
     occluded = np.asarray(value)
     if occluded.shape != shape:
         raise DataError(
-            f"{path}: visibility has shape {occluded.shape}, expected {shape} like coords. "
-            f"{_REMEDY}"
+            f"{path}: {key} has shape {occluded.shape}, expected {shape} like coords. {remedy}"
         )
-    if occluded.dtype.kind not in "biuf" or not np.isin(occluded, (0, 1)).all():
+    if occluded.dtype == np.bool_:
+        return occluded
+    if occluded.dtype.kind not in "iuf" or not np.isin(occluded, (0, 1)).all():
         raise DataError(
-            f"{path}: visibility has type {occluded.dtype} and values other than 0 and 1, expected "
-            f"True or 1 where a point is occluded. {_REMEDY}"
+            f"{path}: {key} has type {occluded.dtype} and values other than 0 and 1, expected "
+            f"True or 1 where a point is occluded. {remedy}"
         )
     return occluded.astype(np.bool_)
 

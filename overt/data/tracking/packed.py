@@ -55,13 +55,14 @@ def read_tracks(sequence: Path) -> Tracks:
     with _open(sequence) as archive:
         arrays = {name: _array(archive, name, sequence) for name in ("coords", "occluded")}
         frames = len(_frame_names(archive))
-    coords, occluded = arrays["coords"], arrays["occluded"]
-    if coords.ndim != 3 or coords.shape[1:] != (frames, 2) or occluded.shape != coords.shape[:2]:
+    coords = kubric.read_coords(sequence, arrays["coords"], _REMEDY)
+    occluded = arrays["occluded"]
+    occluded = kubric.read_occluded(sequence, "occluded", occluded, coords.shape[:2], _REMEDY)
+    if coords.shape[1] != frames:
         raise DataError(
-            f"{sequence}: coords of shape {coords.shape} and occluded of shape {occluded.shape} "
-            f"for {frames} frames. {_REMEDY}"
+            f"{sequence}: coords of shape {coords.shape} for {frames} frames. {_REMEDY}"
         )
-    return Tracks(coords.astype(np.float32, copy=False), ~occluded.astype(np.bool_))
+    return Tracks(coords, ~occluded)
 
 
 def read_frames(sequence: Path, indices: Iterable[int]) -> NDArray[np.uint8]:
@@ -81,8 +82,14 @@ def read_frames(sequence: Path, indices: Iterable[int]) -> NDArray[np.uint8]:
                 frame = decode_image(frame.tobytes(), f"{sequence}, {names[index]}")
             frames.append(frame)
     sizes = sorted({frame.shape for frame in frames})
-    if len(sizes) > 1 or len(sizes[0]) != 3:
-        raise DataError(f"{sequence}: frames of shapes {', '.join(map(str, sizes))}. {_REMEDY}")
+    kinds = {frame.dtype for frame in frames}
+    is_rgb = len(sizes[0]) == 3 and sizes[0][2] == 3 and 0 not in sizes[0]
+    if len(sizes) > 1 or not is_rgb or kinds != {np.dtype(np.uint8)}:
+        raise DataError(
+            f"{sequence}: frames of shapes {', '.join(map(str, sizes))} and types "
+            f"{', '.join(sorted(map(str, kinds)))}; expected one shape (height, width, 3), uint8. "
+            f"{_REMEDY}"
+        )
     return np.stack([frame.transpose(2, 0, 1) for frame in frames])
 
 

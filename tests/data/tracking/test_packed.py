@@ -95,6 +95,43 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         read_tracks(file)
 
 
+COORDS, SHOWN, PIXELS = np.zeros((2, 1, 2)), np.zeros((2, 1), bool), np.zeros((4, 4, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("coords", "occluded", "message"),
+    [
+        (COORDS * np.nan, SHOWN, "coords has 4 values that are NaN or Inf"),
+        (COORDS + 1e300, SHOWN, "coords has 4 values that are NaN or Inf"),
+        (COORDS.astype(str), SHOWN, "coords has shape .* and type <U"),
+        (COORDS.astype(complex), SHOWN, "coords has shape .* and type complex128"),
+        (COORDS, SHOWN + 2, "occluded has type int64 and values other than 0 and 1"),
+        (COORDS, SHOWN * np.nan, "occluded has type float64 and values other than 0 and 1"),
+        (COORDS, SHOWN[:1], r"occluded has shape \(1, 1\), expected \(2, 1\)"),
+    ],
+    ids=["nan", "large", "text", "complex", "two", "nan_occluded", "shape"],
+)
+def test_tracks_of_a_pack_are_checked_like_those_of_a_folder(
+    coords: np.ndarray, occluded: np.ndarray, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "odd.npz"
+    np.savez(file, coords=coords, occluded=occluded, frame_000=PIXELS)
+    with pytest.raises(DataError, match=f"odd.npz: {message}"):
+        read_tracks(file)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [PIXELS / 255, PIXELS.astype(np.uint16), np.zeros((4, 4, 4), np.uint8), PIXELS[:0]],
+    ids=["float", "uint16", "four_channels", "empty"],
+)
+def test_frames_of_a_pack_that_are_no_pixels_are_refused(frame: np.ndarray, tmp_path: Path) -> None:
+    file = tmp_path / "odd.npz"
+    np.savez(file, coords=COORDS, occluded=SHOWN, frame_000=frame)
+    with pytest.raises(DataError, match=r"expected one shape \(height, width, 3\), uint8"):
+        read_frames(file, [0])
+
+
 def test_hidden_files_are_no_sequences(folder: Path, tmp_path: Path) -> None:
     pack_sequences(folder, tmp_path / "packed")
     expected = find_sequences(tmp_path / "packed")
