@@ -358,11 +358,13 @@ def follow(
             raise failure or DataError(problem)
         print(f"{problem}; {len(late)} of {len(queries)} queries are left out")
     kept = np.sort(added)
-    print(f"{len(frames) / (time.perf_counter() - began):.1f} frames per second, including reading")
     assert tracker is not None, "frames were seen"
-    if isinstance(tracker, HindsightTracker):
+    # Its last frames are only tracked now, which belongs to the time they take.
+    finished = tracker.finish() if isinstance(tracker, HindsightTracker) else None
+    print(f"{len(frames) / (time.perf_counter() - began):.1f} frames per second, including reading")
+    if finished is not None:
         order = torch.from_numpy(np.argsort(added))  # points were given in the order of frames
-        tracks = PointTracks(*(part[:, order] for part in tracker.finish()))
+        tracks = PointTracks(*(part[:, order] for part in finished))
         return np.stack(frames), queries[kept], tracks, failure
     # Before it is given, a point rests at its query, invisible.
     if not rows:

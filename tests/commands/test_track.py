@@ -322,6 +322,25 @@ def test_cotracker3_follows_frames_as_they_arrive(
     assert track(folder, str(folder / "shapes.npy"), *words, recipe="cotracker3_online_tiny") == 2
 
 
+def test_the_frame_rate_counts_what_is_tracked_after_the_last_frame(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seconds, finish = [0.0], LiveTracker.finish
+
+    def slow(tracker: LiveTracker) -> Any:
+        seconds[0] += 2
+        return finish(tracker)
+
+    monkeypatch.setattr("time.perf_counter", lambda: seconds[0])
+    monkeypatch.setattr(LiveTracker, "finish", slow)
+    words = ["--online", "--grid", "1", "--output", str(tmp_path), "--format", "gif"]
+    assert track(folder, str(folder / "shapes.npy"), *words, recipe="cotracker3_online_tiny") == 0
+    assert f"{FRAMES / 2:.1f} frames per second" in capsys.readouterr().out
+
+
 def unplug(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a camera show four frames and break off."""
     video = np.load(folder / "shapes.npy")
