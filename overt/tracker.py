@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.checkpoint.recorded import recorded_recipe
-from overt.checkpoint.trained import configure, load_model, shipped_weights
+from overt.checkpoint.trained import SHIPPED_PREFIX, configure, load_model, shipped_weights
 from overt.config import build_recipe
 from overt.errors import ConfigError, DataError
 from overt.keywords import checked_keywords
@@ -183,6 +183,8 @@ def open_tracker(
 ) -> tuple[Any, nn.Module, str]:
     """Return a tracker's recipe, its model on the CPU and its name; the source as above."""
     shipped = SHIPPED_AS.get(str(source))
+    if str(source).startswith(SHIPPED_PREFIX):  # as checkpoint.init_from names them
+        shipped = str(source).removeprefix(SHIPPED_PREFIX)
     if shipped is not None:
         if recipe not in (None, shipped):
             raise ConfigError(

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SHIPPED_PREFIX = "shipped:"  # before the name of weights that come with the package
+
 
 def configure(
     checkpoint: Path,

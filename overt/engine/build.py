@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from overt.checkpoint import storage
 from overt.checkpoint.named_tensors import named_tensors
 from overt.checkpoint.tensor_files import check_storable
-from overt.checkpoint.trained import shipped_weights
+from overt.checkpoint.trained import SHIPPED_PREFIX, shipped_weights
 from overt.checkpoint.weights import load_initial
 from overt.config import Config
 from overt.config.batch import BatchPlan, check_stackable, plan_batches, scaled_learning_rate
@@ -63,8 +63,6 @@ from overt.schedule_section import build_schedule
 _SWITCHES = inspect.signature(DistributedDataParallel).parameters
 _SWITCH = "forward_sync_buffers" if "forward_sync_buffers" in _SWITCHES else "broadcast_buffers"
 BUFFERS_STAY: dict[str, Any] = {_SWITCH: False}
-
-SHIPPED = "shipped:"  # before the name of weights that come with the package
 
 
 @dataclass
@@ -285,8 +283,8 @@ def initial_weights(config: Config) -> Path | None:
     source = config.checkpoint.init_from
     if source is None:
         return None
-    if source.startswith(SHIPPED):
-        return shipped_weights(source.removeprefix(SHIPPED))
+    if source.startswith(SHIPPED_PREFIX):
+        return shipped_weights(source.removeprefix(SHIPPED_PREFIX))
     if not Path(source).exists():
         raise CheckpointError(f"checkpoint.init_from={source}: no such checkpoint; check the path")
     return Path(source)

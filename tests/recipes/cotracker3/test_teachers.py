@@ -192,3 +192,12 @@ def test_a_teacher_called_student_is_the_file_that_training_starts_from():
     faculty = teachers.teachers_of(settings)
     assert isinstance(faculty, Faculty)
     assert [each.source for each in faculty.settings] == ["a.pth", "small"]
+
+
+def test_a_student_can_start_from_weights_that_ship():
+    settings = UnlabeledSettings([TeacherSettings("student")], "shipped:cotracker3_tiny")
+    faculty = teachers.teachers_of(settings)
+    assert isinstance(faculty, Faculty)
+    assert faculty.teacher(0, torch.device("cpu")).name == "cotracker3_tiny"
+    with pytest.raises(ConfigError, match="no weights of nothing come with overt"):
+        teachers.load_teacher(TeacherSettings("shipped:nothing"), torch.device("cpu"))
