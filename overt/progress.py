@@ -22,6 +22,7 @@ CLEAR = "\r\x1b[K"
 
 _listeners: list[Listener] = []
 _is_inside = False  # a loop of `each`: of nested ones only the outermost reports
+_is_expendable = False  # see `expendable`
 
 
 def report(label: str, done: int, total: int) -> None:
@@ -44,6 +45,25 @@ def each(items: Sequence[Item], label: str) -> Generator[Item]:
         report(label, len(items), len(items))
     finally:
         _is_inside = False
+
+
+@contextmanager
+def expendable() -> Iterator[None]:
+    """Within, a signal that asks a run to stop ends the work at once: it is easily done again.
+
+    Whatever is written must appear complete, or not at all.
+    """
+    global _is_expendable
+    before, _is_expendable = _is_expendable, True
+    try:
+        yield
+    finally:
+        _is_expendable = before
+
+
+def is_expendable() -> bool:
+    """Return whether the work may be broken off anywhere."""
+    return _is_expendable
 
 
 @contextmanager

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from functools import partial
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -89,16 +95,47 @@ def map_in_processes(
     start: str = "forkserver",
     initializer: Callable[[], object] | None = None,
 ) -> Iterator[Result]:
-    """Yield the results in order: of this process if `workers` is 0, else of that many."""
+    """Yield the results in order: of this process if `workers` is 0, else of that many.
+
+    Workers end at once when this process stops asking for results, or dies.
+    """
     if workers == 0:
         yield from map(work, items)
         return
-    with ProcessPoolExecutor(workers, get_context(start), initializer) as pool:
+    context = get_context(start)
+    lifeline, held = context.Pipe(duplex=False)
+    begin = partial(_begin_worker, lifeline, initializer)
+    with held, lifeline, ProcessPoolExecutor(workers, context, begin) as pool:
         try:
-            yield from pool.map(work, items)
+            # Not `pool.map`, which cancels what is left: a pool that breaks does not expect that.
+            futures = deque(pool.submit(work, item) for item in items)
+            while futures:
+                yield futures.popleft().result()
         except BrokenProcessPool as error:
             raise DataError(
                 f"one of {workers} worker processes died. The system kills processes when memory "
                 "runs out (see `dmesg`): use fewer workers, or 0 for none. In a script of your "
                 "own, put the call under `if __name__ == '__main__':`; workers import the script."
             ) from error
+        except BaseException:  # a signal, Ctrl-C, or a caller who has enough
+            held.close()
+            raise
+
+
+def _begin_worker(lifeline: Connection, initializer: Callable[[], object] | None) -> None:
+    """In a worker: end with the process that made it, which is the one to decide on signals.
+
+    A terminal, Slurm and launchers signal all processes of a job.
+    """
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    if initializer is not None:
+        initializer()
+
+
+def _end_with(lifeline: Connection) -> None:
+    """Exit once the other end is closed, whatever this process is doing."""
+    with suppress(EOFError, OSError):
+        lifeline.recv_bytes()
+    os._exit(1)

@@ -19,6 +19,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from overt.errors import LaunchError, OvertError, StoppedAtStart
+from overt.progress import is_expendable
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -41,7 +42,8 @@ class StopSignal:
     one the context changes nothing.
 
     A start may take minutes: data are made, a model is compiled. From `limit_start` to
-    `start_is_over` a signal ends it after START_SECONDS: nothing that was trained can be lost.
+    `start_is_over` a signal ends it after START_SECONDS, and at once while data are made: nothing
+    that was trained can be lost.
     """
 
     def __init__(self) -> None:
@@ -153,6 +155,8 @@ class StopSignal:
             self._set_alarm()
         if self.forward is not None:
             self.forward(number)
+        if self._is_starting and is_expendable():
+            self._leave(number, frame)
 
 
 def stop_within(error: BaseException | None) -> StoppedAtStart | None:

@@ -1,7 +1,9 @@
 """overt/data/making.py: a folder of synthetic data has one set of settings, and many makers."""
 
 import json
+import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from overt.config import build_recipe, load
 from overt.data.making import MANIFEST, claim_folder, map_in_processes
-from overt.errors import DataError
+from overt.errors import DataError, StoppedAtStart
 
 # Tiny recipes that make their data, with as little of it as shows a race.
 FIRST_STARTS = {
@@ -133,3 +135,63 @@ def test_results_come_in_order_from_processes_and_without() -> None:
 def test_a_worker_that_dies_is_an_error_with_a_remedy() -> None:
     with pytest.raises(DataError, match=r"one of 1 worker processes died.*use fewer workers"):
         list(map_in_processes(os._exit, [1], 1))
+
+
+def wait_for_a_file(paths: tuple[Path, Path]) -> str:
+    """Work that ends only once a file is there, or after a minute; then a second one tells."""
+    gate, done = paths
+    deadline = time.monotonic() + 60
+    while not gate.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    done.touch()
+    return done.name
+
+
+def test_workers_leave_signals_to_their_maker_and_end_with_its_work(tmp_path: Path) -> None:
+    gates = [tmp_path, tmp_path / "gate", *[tmp_path / "never"] * 6]
+    items = [(gate, tmp_path / str(number)) for number, gate in enumerate(gates)]
+    results = map_in_processes(wait_for_a_file, items, 2, start="spawn")
+    assert next(results) == "0"
+    workers = multiprocessing.active_children()
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):  # as for a whole job
+        for worker in workers:
+            assert worker.pid is not None
+            os.kill(worker.pid, number)
+    (tmp_path / "gate").touch()
+    assert next(results) == "1"
+    with pytest.raises(StoppedAtStart):  # the maker hears of it while both are busy
+        results.throw(StoppedAtStart("asked to stop"))  # type: ignore[attr-defined]
+    assert not any(worker.is_alive() for worker in workers)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "gate"]
+
+
+def make_until_killed(folder: Path) -> None:
+    """A maker that is killed while its worker is busy."""
+    items = [(folder, folder / "0"), (folder / "never", folder / "1")]
+    results = map_in_processes(wait_for_a_file, items, 1, start="spawn")
+    next(results)
+    (worker,) = multiprocessing.active_children()
+    (folder / "worker").write_text(str(worker.pid))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_workers_do_not_outlive_a_maker_that_was_killed(tmp_path: Path) -> None:
+    maker = multiprocessing.get_context("spawn").Process(target=make_until_killed, args=(tmp_path,))
+    maker.start()
+    maker.join(120)
+    assert maker.exitcode == -signal.SIGKILL
+    worker = int((tmp_path / "worker").read_text())
+    deadline = time.monotonic() + 30  # half of what the worker would work
+    while _is_running(worker) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _is_running(worker)
+    assert not (tmp_path / "1").exists()
+
+
+def _is_running(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{number}/stat")
+    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"

@@ -20,6 +20,7 @@ from overt.distributed import World
 from overt.errors import PREEMPTED_EXIT_CODE, Preempted, StoppedAtStart
 from overt.health import preemption
 from overt.health.preemption import SIGNALS, Preemption, StopSignal
+from overt.progress import expendable
 from overt.train import main as train_main
 
 RUNS = Callable[..., list[Any]]
@@ -115,6 +116,44 @@ def test_ctrl_c_ends_a_start_at_once() -> None:
         with pytest.raises(KeyboardInterrupt), stop.interrupts():
             signal.raise_signal(signal.SIGINT)
         assert stop.name is None
+
+
+MAKERS = {
+    "blade_depthnet_tiny": "overt.recipes.blade.data.write_people",
+    "cotracker3_tiny": "overt.data.tracking.clips.write_sequences",
+    "hjepa_tiny": "overt.recipes.hjepa.data.write_images",
+    "pcdiff_tiny": "overt.recipes.pcdiff.data.write_skulls",
+}
+
+
+@pytest.mark.parametrize("recipe", MAKERS)
+def test_a_signal_ends_the_making_of_data_at_once(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    went_on: list[str] = []
+    before = [signal.getsignal(number) for number in SIGNALS]
+
+    def make(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        went_on.append(recipe)
+
+    monkeypatch.setattr(MAKERS[recipe], make)
+    words = [f"recipe={recipe}", f"data.root={tmp_path / 'data'}", f"output_dir={tmp_path}"]
+    assert train_main([*words, "training.device=cpu"]) == PREEMPTED_EXIT_CODE
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)  # a process that is about to exit keeps its own
+    assert went_on == []
+    assert "SIGTERM asked this run to stop while it was starting" in capsys.readouterr().err
+
+
+def test_a_run_that_trains_outlives_a_signal_while_data_are_made() -> None:
+    """Its evaluation may make the data to score."""
+    with StopSignal() as stop:
+        stop.limit_start()
+        stop.start_is_over()
+        with expendable():
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.name == "SIGTERM"
 
 
 def test_ctrl_c_stays_ignored_in_the_background() -> None:

@@ -29,7 +29,7 @@ from overt.data.people.scenes import (
     with_visibility,
 )
 from overt.errors import DataError
-from overt.files.atomic import new_file
+from overt.files.atomic import new_file, remove_left_overs
 from overt.geometry.body import BODY_JOINTS, BodyModel
 from overt.geometry.body_anny import ANNY
 from overt.geometry.body_files import CAPSULE, load_body
@@ -61,6 +61,7 @@ def write_people(
     images = root / "datasets" / name
     for folder in ("imgs", "masks", *(["depth"] if options.depth_maps else [])):
         (images / folder).mkdir(parents=True, exist_ok=True)
+        remove_left_overs(images / folder)
     ranges = [(first, min(BATCH, count - first)) for first in range(0, count, BATCH)]
     parts: list[dict[str, NDArray[np.generic]]] = []
     write = partial(_write_rows, images, options)

@@ -25,6 +25,7 @@ from overt.data.tracking.settings import KubricSettings
 from overt.data.tracking.synthetic_kubric import write_sequences
 from overt.distributed import main_first
 from overt.errors import DataError
+from overt.progress import expendable
 
 # Attempts before a sample is given up, the first of them with the requested sequence.
 TRIES, OWN_TRIES = 12, 4
@@ -151,7 +152,7 @@ def make_missing_sequences(settings: KubricSettings) -> None:
     """
     if settings.synthetic is not None:
         options = asdict(settings.synthetic)
-        main_first(lambda: write_sequences(settings.given_root(), **options))
+        main_first(expendable()(lambda: write_sequences(settings.given_root(), **options)))
 
 
 def training_sequences(settings: KubricSettings) -> list[Path]:

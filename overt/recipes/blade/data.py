@@ -32,6 +32,7 @@ from overt.geometry.body_files import CAPSULE
 from overt.geometry.crop import Picture, transform_points
 from overt.geometry.pose import mirror_pose, rotate_in_plane
 from overt.geometry.rotation import axis_angle_to_matrix, matrix_to_axis_angle
+from overt.progress import expendable
 from overt.recipes.blade.config import (
     PROTOCOLS,
     RENDERED_SETS,
@@ -205,6 +206,7 @@ def make_missing_data(settings: DataSettings, training: bool = True) -> None:
         return
     root = Path(settings.root)
 
+    @expendable()
     def make() -> None:
         sets = [("people_test", synthetic.test, synthetic.seed + TEST_SEED_OFFSET)]
         if training and not synthetic.live:

@@ -30,6 +30,7 @@ from overt.data.rng import sample_rng
 from overt.distributed import is_main_process, main_first
 from overt.errors import DataError
 from overt.nn.vit import pack_patches
+from overt.progress import expendable
 from overt.recipes.hjepa.config import Settings
 from overt.recipes.hjepa.data_config import DataSettings, MaskingSettings
 from overt.recipes.hjepa.fixed_shapes import Spread, fill_up
@@ -206,6 +207,7 @@ def make_missing_data(settings: DataSettings) -> None:
     if synthetic is None:
         return
 
+    @expendable()
     def make() -> None:
         if Path(settings.root).exists():
             return

@@ -35,6 +35,7 @@ from overt.data.skulls.synthetic import write_skulls
 from overt.data.skulls.volumes import SKULLFIX_SPACING, Spacing, spacing_of
 from overt.distributed import main_first
 from overt.errors import ConfigError, DataError
+from overt.progress import expendable
 from overt.recipes.pcdiff.close_up import FEWEST_POINTS, random_cube
 from overt.recipes.pcdiff.config import DataSettings, DiffusionSettings, EvaluationSettings
 from overt.recipes.pcdiff.geometry import Geometry
@@ -87,7 +88,7 @@ def make_missing_data(settings: DataSettings) -> None:
     if settings.synthetic is not None:
         options = dataclasses.asdict(settings.synthetic)
         options |= {"workers": options["workers"] or 0, "kind": options["kind"] or "shells"}
-        main_first(lambda: write_skulls(given_root(settings), **options))
+        main_first(expendable()(lambda: write_skulls(given_root(settings), **options)))
 
 
 def given_root(settings: DataSettings) -> Path:

@@ -1,5 +1,6 @@
 """Synthetic people: labels reproduce the picture, and row i depends on seed and i alone."""
 
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -115,3 +116,11 @@ def test_backgrounds_are_for_dressed_people(tmp_path: Path) -> None:
     options = PeopleOptions(body="anny", backgrounds=str(tmp_path / "none"))
     with pytest.raises(DataError, match="none: no such folder"):
         write_people(tmp_path, "x", 1, options)
+
+
+def test_what_an_interrupted_call_left_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "datasets" / "set" / "masks"
+    folder.mkdir(parents=True)
+    (folder / f".000000.png.{socket.gethostname()}-4194305-00000000-0.partial").touch()
+    write_people(tmp_path, "set", 1, PeopleOptions(size=16, body="capsule"))
+    assert [path.name for path in folder.iterdir()] == ["000000.png"]
