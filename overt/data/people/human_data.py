@@ -114,6 +114,9 @@ class HumanData:
             raise DataError(f"{file}: {', '.join(single)} has one value, not one for each person")
         if "K" in columns:
             columns["K"] = _matrices(columns["K"], file)
+        if "focal_length" in columns and 0 in columns["focal_length"].shape[1:]:
+            shape = columns["focal_length"].shape
+            raise DataError(f"{file}: focal_length has shape {shape}; expected (N, 1) pixels")
         data = cls(file, columns, header)
         data.require(required)
         data.check_rows()
@@ -157,9 +160,10 @@ class HumanData:
 
 
 def bad_boxes(data: HumanData) -> NDArray[np.int64]:
-    """Return rows whose box is empty or not finite."""
+    """Return rows whose box is empty, not finite, or below a pixel: a fraction of the picture."""
     boxes = data.columns["bbox_xywh"]
     good = np.isfinite(boxes[:, :4]).all(1) & (boxes[:, 2] > 0) & (boxes[:, 3] > 0)
+    good &= boxes[:, 2:4].max(1) >= 1
     return np.nonzero(~good)[0]
 
 

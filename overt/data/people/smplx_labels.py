@@ -28,6 +28,7 @@ from overt.data.people.human_data import (
     require_directions,
     write_human_data,
 )
+from overt.data.people.plausible import implausible_rows
 from overt.errors import DataError
 from overt.files.atomic import new_file
 from overt.files.bounds import open_arrays
@@ -300,6 +301,14 @@ def _check_labels(data: HumanData, is_labeled: NDArray[np.bool_]) -> None:
             raise DataError(
                 f"{data.path}: {name} is non-finite in {len(bad)} of {count} labeled rows, first "
                 f"in row {bad[0]} ({data.columns['image_path'][bad[0]]}). Fix these rows, or set "
+                "their has_smpl to 0"
+            )
+        wrong = implausible_rows(data, name)
+        bad = [row for row in wrong if is_labeled[row]]
+        if bad:
+            raise DataError(
+                f"{data.path}: {len(bad)} of {count} labeled rows are of no person; row {bad[0]} "
+                f"({data.columns['image_path'][bad[0]]}) {wrong[bad[0]]}. Fix these rows, or set "
                 "their has_smpl to 0"
             )
     if count < len(data):

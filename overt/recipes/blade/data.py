@@ -256,6 +256,6 @@ def scored_count(people: People, evaluation: EvaluationSettings) -> int:
 
 
 def check_scored_pictures(people: People, evaluation: EvaluationSettings) -> None:
-    """Reject missing and unreadable pictures before the first step, not at an evaluation."""
+    """Reject missing, unreadable and wrong pictures before the first step, not at an evaluation."""
     for row in range(scored_count(people, evaluation)):
-        people.picture_size(row)
+        people.check_picture(row)

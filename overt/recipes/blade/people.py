@@ -26,6 +26,7 @@ from overt.data.people.human_data import (
     require_directions,
     rows_without_extent,
 )
+from overt.data.people.plausible import implausible_rows
 from overt.errors import DataError
 from overt.geometry.body import (
     BODY_JOINTS,
@@ -136,6 +137,7 @@ class People:
                 f"{path} lists {first}, which does not exist; check data.root and the source's "
                 f"images ({self.images}), or link the data set there"
             )
+        self.check_picture(0)  # boxes of pictures in another size would be wrong in all rows
 
     def _usable(self, data: HumanData, drop: bool) -> HumanData:
         """Return all usable rows; reject unusable ones unless the user asked to drop them."""
@@ -144,7 +146,7 @@ class People:
         if "bbox_xywh" in data and not self.whole_image:
             boxes = data.columns["bbox_xywh"]
             for row in bad_boxes(data).tolist():
-                bad[row] = f"has a box without size ({boxes[row, 2]:g} x {boxes[row, 3]:g})"
+                bad[row] = f"has a box without size ({boxes[row, 2]:g} x {boxes[row, 3]:g} pixels)"
         elif not self.whole_image:
             data.require(("keypoints2d",))
             for row in rows_without_extent(data).tolist():
@@ -190,6 +192,18 @@ class People:
     def picture_size(self, row: int) -> tuple[int, int]:
         """Return height and width of the picture, by the header of its file alone."""
         return upright_size(self._existing(row))
+
+    def check_picture(self, row: int) -> None:
+        """Reject a missing or unreadable picture, and one outside of which the person is."""
+        height, width = self.picture_size(row)
+        (x, y), side = self.square(row, (height, width))
+        if min(x, y) < -side / 2 or x > width + side / 2 or y > height + side / 2:
+            raise DataError(
+                f"{self.data.path}: the person of row {row}, a square of {side:g} pixels about "
+                f"{x:g}, {y:g}, is outside of {self.picture_path(row)}, which has {width} x "
+                f"{height} pixels. Use the pictures in the size that boxes and keypoints are for, "
+                "or fix the annotations"
+            )
 
     def _existing(self, row: int) -> Path:
         path = self.picture_path(row)
@@ -365,6 +379,8 @@ def bad_labels(data: HumanData) -> dict[int, str]:
         if name in data:
             for row in non_finite_rows(data, name).tolist():
                 bad.setdefault(row, f"has a non-finite {name}")
+            if name != camera:
+                bad = implausible_rows(data, name) | bad
     if camera in data:
         focal = np.asarray(columns[camera]).reshape(len(data), -1)[:, 0]
         for row in np.nonzero(~(focal > 0))[0].tolist():

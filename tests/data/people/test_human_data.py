@@ -96,6 +96,10 @@ def test_matrices_of_cameras_may_be_flat(tmp_path: Path) -> None:
     write_human_data(path, columns() | {"K": columns()["K"].reshape(5, 9)})
     for _ in range(2):  # the second one from the cache
         assert HumanData.load(path, cache=True).focal(0, (8, 6)) == (50.0, (3.0, 4.0))
+    rest = {name: value for name, value in columns().items() if name != "K"}
+    write_human_data(path, rest | {"focal_length": np.zeros((5, 0))})
+    with pytest.raises(DataError, match=r"focal_length has shape \(5, 0\)"):
+        HumanData.load(path)
     write_human_data(path, columns() | {"K": np.ones((5, 4))})
     with pytest.raises(DataError, match=r"K has shape \(5, 4\); expected .*\(N, 9\)"):
         HumanData.load(path)

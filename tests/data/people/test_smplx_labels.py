@@ -223,6 +223,11 @@ def test_labels_that_are_not_finite_are_refused_before_the_fit(root: Path) -> No
     with pytest.raises(DataError, match=r"body_pose is non-finite in 1 of 3 .*row 1 \(imgs/000001"):
         convert_labels(source, out, options(root), cpu)
     assert not (root / "nan_smplx.npz.parts").exists()
+    degrees = real_files.of_smpl(real_files.rendered(root / "rows", count=2, size=16))
+    degrees["smpl/body_pose"] = np.degrees(degrees["smpl/body_pose"])
+    real_files.write_annotations(root / "degrees.npz", degrees)
+    with pytest.raises(DataError, match=r"2 of 2 labeled rows .*row 0 .*smpl/body_pose .*radians"):
+        convert_labels(root / "degrees.npz", out, options(root), cpu)
     nobody = unlabeled(root, "nobody.npz", [0, 0, 0, 0])
     with pytest.raises(DataError, match="has_smpl is 0 in all 4 rows"):
         convert_labels(nobody, out, options(root), cpu)

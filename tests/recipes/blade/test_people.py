@@ -99,6 +99,23 @@ def test_people_without_box_and_key_points_are_refused_or_left_out(
         people(root, settings, alone)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (1 / 32, r"4 of 4 rows.*a box without size \([0-9.]+ x [0-9.]+ pixels\)"),  # fractions
+        (40, r"row 0, a square of \d+ pixels .*outside of .*000000\.jpg, which has 32 x 32"),
+    ],
+)
+def test_boxes_of_other_pictures_are_refused(
+    root: Path, settings: DataSettings, change: float, message: str
+) -> None:
+    known = columns(root)
+    known["bbox_xywh"][:, :4] = [[4, 4, 28, 24]] * 4
+    known["bbox_xywh"][:, :4] *= change
+    with pytest.raises(DataError, match=message):
+        people(root, settings, known)
+
+
 def test_people_behind_the_camera_are_refused(root: Path, settings: DataSettings) -> None:
     known = columns(root)
     known["smplx/transl"][1, 2] = -2.0
@@ -117,6 +134,8 @@ def test_people_behind_the_camera_are_refused(root: Path, settings: DataSettings
         ("smplx/transl", (2,), np.nan, "has a non-finite smplx/transl"),
         ("smplx/body_pose", (4, 1), np.inf, "has a non-finite smplx/body_pose"),
         ("smplx/betas", (0,), np.nan, "has a non-finite smplx/betas"),
+        ("smplx/transl", (2,), 2400.0, r"has a smplx/transl of 2400; expected meters"),
+        ("smplx/body_pose", (4, 1), 90.0, "has a smplx/body_pose of 90; .* radians"),
     ],
 )
 def test_labels_and_cameras_that_are_not_finite_are_refused_or_left_out(
