@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from overt.data.making import map_in_processes
+from overt.data.making import MANIFEST, claim_folder, map_in_processes
 from overt.data.people.backdrops import draw_surroundings
 from overt.data.people.human_data import write_human_data
 from overt.data.people.outfits import Looks, draw_outfit
@@ -50,7 +51,8 @@ def write_people(
 ) -> Path:
     """Write pictures and masks below ROOT/datasets/NAME, and the annotations; return their path.
 
-    The pictures do not depend on the number of `workers`.
+    The pictures do not depend on the number of `workers`. A set that was interrupted is rendered
+    again; other files of that name are refused.
     """
     if options.subset not in SUBSETS:
         raise DataError(f"subset {options.subset!r}; allowed: {', '.join(SUBSETS)}")
@@ -58,7 +60,14 @@ def write_people(
         raise DataError(f"framing {options.framing!r}; allowed: camera and portrait")
     _check_backgrounds(options)
     studio = _studio(options)  # refuses a body or a folder that is not there
-    images = root / "datasets" / name
+    check_people(root, name, count, options)
+    path, images = places(root, name)
+    if path.exists() and not (images / MANIFEST).is_file():
+        raise DataError(
+            f"{path} exists and is not known to be rendered with these settings (there is no "
+            f"{images / MANIFEST}), so nothing is written over it; choose another name or folder"
+        )
+    claim_folder(images, _made_with(count, options), "people")
     for folder in ("imgs", "masks", *(["depth"] if options.depth_maps else [])):
         (images / folder).mkdir(parents=True, exist_ok=True)
         remove_left_overs(images / folder)
@@ -71,9 +80,50 @@ def write_people(
         parts.append(part)
         report("rendering people", sum(len(done["image_path"]) for done in parts), count)
     columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    path = root / "preprocessed_datasets" / f"{name}.npz"
     write_human_data(path, columns, keypoints2d_convention="people", overt_body=studio.mark)
     return path
+
+
+def places(root: Path, name: str) -> tuple[Path, Path]:
+    """Return the annotation file and the picture folder of a set."""
+    return root / "preprocessed_datasets" / f"{name}.npz", root / "datasets" / name
+
+
+def check_people(root: Path, name: str, count: int, options: PeopleOptions) -> None:
+    """Refuse a set that was rendered with other settings, as far as its folder tells them."""
+    path, images = places(root, name)
+    try:
+        stored = json.loads((images / MANIFEST).read_text())
+    except (OSError, ValueError):  # none: of an earlier version, or not rendered yet
+        return
+    requested = _made_with(count, options)
+    if not options.depth_maps:
+        del requested["depth_maps"]  # which need not be read
+    stored = stored if isinstance(stored, dict) else {}
+    differing = ", ".join(
+        f"{key}={stored.get(key)} there, {value} requested"
+        for key, value in requested.items()
+        if stored.get(key) != value
+    )
+    if differing:
+        raise DataError(
+            f"{path} has people rendered with other settings ({differing}). Choose another folder, "
+            f"or remove {path} and {images} to render them again. In a run, set data.root, or "
+            "data.synthetic=null to use these people as they are"
+        )
+
+
+def _made_with(count: int, options: PeopleOptions) -> dict[str, Any]:
+    """Return what the pictures of a set depend on."""
+    names = ("size", "seed", "framing", "orthographic", "depth_maps", "subset")
+    settings: dict[str, Any] = {name: getattr(options, name) for name in names}
+    folder = options.backgrounds
+    return settings | {
+        "count": count,
+        "body": load_body(options.body, "--body").rendered_as,
+        "fixed_colors": options.is_plain and options.fixed_colors,
+        "backgrounds": None if folder is None else Path(folder).resolve().name,
+    }
 
 
 def _check_backgrounds(options: PeopleOptions) -> None:

@@ -25,7 +25,7 @@ from overt.data.people.crops import (
 )
 from overt.data.people.mixture import DrawnMixture
 from overt.data.people.scenes import PeopleOptions
-from overt.data.people.synthetic import write_people
+from overt.data.people.synthetic import check_people, places, write_people
 from overt.distributed import main_first
 from overt.geometry.body import SHAPE_NUMBERS
 from overt.geometry.body_files import CAPSULE
@@ -197,7 +197,7 @@ def people_options(synthetic: SyntheticSettings, seed: int) -> PeopleOptions:
 
 
 def make_missing_data(settings: DataSettings, training: bool = True) -> None:
-    """Render the people described by `data.synthetic`, unless they exist.
+    """Render the people described by `data.synthetic`, unless they exist; refuse others.
 
     Every rank has to call this. Without `training`, only the test set is rendered.
     """
@@ -212,8 +212,10 @@ def make_missing_data(settings: DataSettings, training: bool = True) -> None:
         if training and not synthetic.live:
             sets.insert(0, ("people_train", synthetic.train, synthetic.seed))
         for name, count, seed in sets:
-            if not (root / "preprocessed_datasets" / f"{name}.npz").exists():
-                options = people_options(synthetic, seed)
+            options = people_options(synthetic, seed)
+            if places(root, name)[0].exists():
+                check_people(root, name, count, options)
+            else:
                 write_people(root, name, count, options, workers=synthetic.workers or 0)
 
     main_first(make)

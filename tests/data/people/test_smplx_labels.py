@@ -223,7 +223,7 @@ def test_labels_that_are_not_finite_are_refused_before_the_fit(root: Path) -> No
     with pytest.raises(DataError, match=r"body_pose is non-finite in 1 of 3 .*row 1 \(imgs/000001"):
         convert_labels(source, out, options(root), cpu)
     assert not (root / "nan_smplx.npz.parts").exists()
-    degrees = real_files.of_smpl(real_files.rendered(root / "rows", count=2, size=16))
+    degrees = real_files.of_smpl(real_files.rendered(root / "degrees", count=2, size=16))
     degrees["smpl/body_pose"] = np.degrees(degrees["smpl/body_pose"])
     real_files.write_annotations(root / "degrees.npz", degrees)
     with pytest.raises(DataError, match=r"2 of 2 labeled rows .*row 0 .*smpl/body_pose .*radians"):

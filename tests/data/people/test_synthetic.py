@@ -1,7 +1,9 @@
 """Synthetic people: labels reproduce the picture, and row i depends on seed and i alone."""
 
 import socket
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,9 +120,51 @@ def test_backgrounds_are_for_dressed_people(tmp_path: Path) -> None:
         write_people(tmp_path, "x", 1, options)
 
 
-def test_what_an_interrupted_call_left_is_removed(tmp_path: Path) -> None:
-    folder = tmp_path / "datasets" / "set" / "masks"
-    folder.mkdir(parents=True)
-    (folder / f".000000.png.{socket.gethostname()}-4194305-00000000-0.partial").touch()
-    write_people(tmp_path, "set", 1, PeopleOptions(size=16, body="capsule"))
-    assert [path.name for path in folder.iterdir()] == ["000000.png"]
+def test_a_set_that_was_interrupted_is_rendered_again(tmp_path: Path) -> None:
+    options = PeopleOptions(size=16, body="capsule")
+    path = write_people(tmp_path, "set", 1, options)
+    first, masks = path.read_bytes(), tmp_path / "datasets" / "set" / "masks"
+    path.unlink()
+    (masks / f".000000.png.{socket.gethostname()}-4194305-00000000-0.partial").touch()
+    assert write_people(tmp_path, "set", 1, options).read_bytes() == first
+    assert [mask.name for mask in masks.iterdir()] == ["000000.png"]
+
+
+@pytest.mark.parametrize(
+    ("count", "changed", "message"),
+    [
+        (
+            2,
+            {},
+            r"set\.npz .*\(count=1 there, 2 requested\).* remove .*set\.npz and .*datasets/set",
+        ),
+        (1, {"orthographic": True}, "orthographic=False there, True requested"),
+        (1, {"size": 24, "seed": 5}, "size=16 there, 24 requested, seed=0 there, 5 requested"),
+    ],
+)
+def test_sets_of_other_settings_are_not_mixed(
+    count: int, changed: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    options = PeopleOptions(size=16, body="capsule")
+    path = write_people(tmp_path, "set", 1, options)
+    before = path.read_bytes()
+    write_people(tmp_path, "set", 1, options)
+    with pytest.raises(DataError, match=message):
+        write_people(tmp_path, "set", count, replace(options, **changed))
+    assert path.read_bytes() == before
+
+
+def test_files_of_others_are_not_written_over(tmp_path: Path) -> None:
+    options = PeopleOptions(size=16, body="capsule")
+    annotations = tmp_path / "preprocessed_datasets" / "pdhuman_test_p5.npz"
+    annotations.parent.mkdir()
+    annotations.write_text("precious")
+    with pytest.raises(DataError, match=r"p5\.npz exists and is not known .* nothing is written"):
+        write_people(tmp_path, "pdhuman_test_p5", 1, options)
+    assert annotations.read_text() == "precious"
+    picture = tmp_path / "datasets" / "pdhuman" / "imgs" / "000000.jpg"
+    picture.parent.mkdir(parents=True)
+    picture.write_text("precious")
+    with pytest.raises(DataError, match="pdhuman exists and was not made by this command"):
+        write_people(tmp_path, "pdhuman", 1, options)
+    assert picture.read_text() == "precious"

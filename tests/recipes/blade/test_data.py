@@ -111,6 +111,16 @@ def test_an_evaluation_renders_the_people_it_scores_and_nobody_else(tmp_path: Pa
     assert [path.name for path in annotations.iterdir()] == ["people_test.npz"]
 
 
+def test_people_of_other_settings_are_refused(tmp_path: Path) -> None:
+    """A control on parallel rays would have been trained on perspective."""
+    SMALL_BLADE["depthnet"].recipe(tmp_path).build_dataset()
+    control = SMALL_BLADE["depthnet"].recipe(tmp_path, "data.synthetic.orthographic=true")
+    with pytest.raises(DataError, match=r"orthographic=False there, True requested.*data\.root"):
+        control.build_dataset()
+    with pytest.raises(DataError, match=r"people_test\.npz .*orthographic=False there"):
+        control.check_evaluation_data()
+
+
 @pytest.mark.parametrize("framing", ["portrait", "camera"])
 def test_depth_crops_are_cut_by_boxes_in_training_and_scores(tmp_path: Path, framing: str) -> None:
     """The box of a portrait is the whole picture; that of others is the person's."""

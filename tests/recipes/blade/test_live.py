@@ -163,12 +163,12 @@ def test_both_stages_train_without_training_files(root: Path, tmp_path: Path) ->
     SMALL_BLADE["pretext"].train(tmp_path, *given, *maps)
     run = SMALL_BLADE["depthnet"].train(tmp_path, *given)
     checkpoint = f"model.depthnet_checkpoint={run / 'checkpoints' / 'best'}"
-    orthographic = "data.synthetic.orthographic=true"
-    trainer = SMALL_BLADE["posenet"].trainer(tmp_path, *given, checkpoint, orthographic)
+    parallel = ("data.synthetic.orthographic=true", f"data.root={tmp_path / 'parallel'}")
+    trainer = SMALL_BLADE["posenet"].trainer(tmp_path, *given, checkpoint, *parallel)
     scores = trainer.train()
     assert np.isfinite(scores["mpjpe_mm"])
     written = [path.name for path in tmp_path.rglob("preprocessed_datasets/*.npz")]
-    assert written == ["people_test.npz"]
+    assert written == ["people_test.npz"] * 2
 
 
 def test_photographs_are_crops_already(root: Path, tmp_path: Path) -> None:
