@@ -233,10 +233,13 @@ def open_training(
     """Return all data sets of `data.sources`, mixed by their fractions."""
     make_missing_data(settings)
     root, needs_pose = Path(settings.root), source is PoseSource
-    sets = [
-        source(People(entry, settings, body, root, needs_pose), settings)
-        for entry in settings.sources
-    ]
+    people = [People(entry, settings, body, root, needs_pose) for entry in settings.sources]
+    for members in people:
+        if settings.drop_bad_rows:  # every rank has to know the rows
+            members.check_pictures()
+        else:
+            main_first(members.check_pictures)
+    sets = [source(members, settings) for members in people]
     return DrawnMixture(sets, [entry.weight for entry in settings.sources])
 
 

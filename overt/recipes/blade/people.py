@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -192,6 +193,34 @@ class People:
     def picture_size(self, row: int) -> tuple[int, int]:
         """Return height and width of the picture, by the header of its file alone."""
         return upright_size(self._existing(row))
+
+    def check_pictures(self) -> None:
+        """Reject missing pictures before the first step, or skip them with data.drop_bad_rows.
+
+        Folders are listed once each: asking for a million files takes long on a shared disk.
+        """
+        names_in: dict[Path, set[str]] = {}
+        missing = []
+        for row in range(len(self)):
+            path = self.picture_path(row)
+            if path.parent not in names_in:
+                folder = path.parent
+                names_in[folder] = set(os.listdir(folder)) if folder.is_dir() else set()
+            # A file system may ignore the case of a name.
+            if path.name not in names_in[path.parent] and not path.is_file():
+                missing.append(row)
+        if not missing:
+            return
+        message = (
+            f"{self.data.path}: {len(missing)} of {len(self)} pictures are missing, such as "
+            f"{self.picture_path(missing[0])} (row {missing[0]})"
+        )
+        if not self.settings.drop_bad_rows:
+            raise DataError(
+                f"{message}. Get them again, or skip such rows with data.drop_bad_rows=true"
+            )
+        _warn_once(f"{message}; all of these are skipped")
+        self.data = self.data.chosen(np.delete(np.arange(len(self)), missing))
 
     def check_picture(self, row: int) -> None:
         """Reject a missing or unreadable picture, and one outside of which the person is."""

@@ -111,6 +111,16 @@ def test_an_evaluation_renders_the_people_it_scores_and_nobody_else(tmp_path: Pa
     assert [path.name for path in annotations.iterdir()] == ["people_test.npz"]
 
 
+@pytest.mark.parametrize("stage", ["depthnet", "posenet"])
+def test_a_missing_picture_is_named_before_the_first_step(stage: str, tmp_path: Path) -> None:
+    words = ["model.tz_conditioning=false"] if stage == "posenet" else []
+    recipe = SMALL_BLADE[stage].recipe(tmp_path, *words)
+    pictures = recipe.build_dataset().sources[0].people
+    pictures.picture_path(len(pictures) - 1).unlink()
+    with pytest.raises(DataError, match=rf"1 of {len(pictures)} pictures are missing"):
+        recipe.build_dataset()
+
+
 def test_people_of_other_settings_are_refused(tmp_path: Path) -> None:
     """A control on parallel rays would have been trained on perspective."""
     SMALL_BLADE["depthnet"].recipe(tmp_path).build_dataset()

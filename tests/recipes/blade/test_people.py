@@ -1,5 +1,6 @@
 """People of a data set: bad rows are refused or left out; each kind of label has the pelvis."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -182,6 +183,21 @@ def test_absent_pictures_are_named(root: Path, settings: DataSettings) -> None:
         known["image_path"][row] = ""
         with pytest.raises(DataError, match=rf"row {row} \(\) names no picture"):
             people(root, settings, known)
+
+
+def test_missing_pictures_of_training_are_refused_or_left_out(
+    root: Path, settings: DataSettings, tmp_path: Path
+) -> None:
+    """Before the first step, wherever they are in the file; scores open theirs by themselves."""
+    shutil.copytree(root / "datasets", tmp_path / "datasets")
+    (tmp_path / "datasets" / "people_train" / "imgs" / "000002.jpg").unlink()
+    opened = people(root, settings, columns(root))
+    opened.images = tmp_path / "datasets" / "people_train"
+    with pytest.raises(DataError, match=r"1 of 4 pictures are missing.*000002\.jpg \(row 2\)"):
+        opened.check_pictures()
+    opened.settings = DataSettings(**{**vars(settings), "drop_bad_rows": True})
+    opened.check_pictures()
+    assert [opened.picture_path(row).stem[-1] for row in range(len(opened))] == ["0", "1", "3"]
 
 
 def test_paths_may_have_the_separators_of_windows(root: Path, settings: DataSettings) -> None:
