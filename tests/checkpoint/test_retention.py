@@ -58,6 +58,24 @@ def test_the_best_by_further_metrics_are_kept_too(tmp_path):
     assert kept == ["epoch_0000", "epoch_0001", "epoch_0002", "epoch_0003"]
 
 
+@pytest.mark.parametrize("worthless", [math.nan, None, "diverged", [1.0]])
+def test_what_is_not_a_number_never_ranks(tmp_path, worthless):
+    """Wherever it stands: NaN compares as neither smaller nor larger."""
+    manager = CheckpointManager(tmp_path, 1, keep_last_n=9, also_best=["oa"])
+    for epoch, oa in enumerate([worthless, 3.0, worthless, 2.0, 4.0, worthless]):
+        manager.save_checkpoint(epoch, Net(), metrics={"val_loss": 1.0, "oa": oa})
+    assert os.readlink(tmp_path / "best_oa") == "epoch_0003"
+
+
+def test_nan_is_no_first_best(tmp_path):
+    manager = CheckpointManager(tmp_path, keep_best_n=1, keep_last_n=9)
+    save_values(manager, [math.nan])
+    assert not (tmp_path / "best").is_symlink()
+    assert manager.best_metric is None
+    save_values(manager, [math.nan, 5.0, math.nan])
+    assert os.readlink(tmp_path / "best") == "epoch_0001"
+
+
 def test_larger_is_better_with_mode_max(tmp_path):
     manager = CheckpointManager(tmp_path, keep_best_n=1, keep_last_n=1, mode="max")
     save_values(manager, [3.0, 7.0, 5.0, 7.0])

@@ -42,6 +42,28 @@ def test_small_angles_are_the_matrix_exponential() -> None:
     torch.testing.assert_close(axis_angle_to_matrix(small), expected, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("lead", [(), (2, 50), (2, 5, 10)])
+def test_any_leading_dimensions(lead: tuple[int, ...]) -> None:
+    """And the last two axes keep their meaning where others have three entries, too."""
+    flat = vectors(math.prod(lead))
+    shaped = flat.reshape(*lead, 3)
+    matrices = axis_angle_to_matrix(flat)
+    deep = axis_angle_to_matrix(shaped)
+    torch.testing.assert_close(deep, matrices.reshape(*lead, 3, 3))
+    six = matrix_to_six(matrices)
+    torch.testing.assert_close(matrix_to_six(deep), six.reshape(*lead, 6))
+    torch.testing.assert_close(six_to_matrix(six.reshape(*lead, 6)), deep)
+    quaternions = matrix_to_quaternion(matrices)
+    torch.testing.assert_close(matrix_to_quaternion(deep), quaternions.reshape(*lead, 4))
+    vector = matrix_to_axis_angle(matrices)
+    torch.testing.assert_close(matrix_to_axis_angle(deep), vector.reshape(*lead, 3))
+    angle = relative_angle(matrices, matrices.flip(0))
+    assert relative_angle(deep, matrices.flip(0).reshape(*lead, 3, 3)).shape == lead
+    torch.testing.assert_close(
+        relative_angle(deep, matrices.flip(0).reshape(*lead, 3, 3)), angle.reshape(lead)
+    )
+
+
 def test_quaternions_have_a_positive_real_part_and_length_one() -> None:
     quaternions = matrix_to_quaternion(axis_angle_to_matrix(vectors()))
     assert (quaternions[:, 0] >= 0).all()

@@ -66,11 +66,13 @@ def test_the_average_is_a_frozen_float32_copy_in_evaluation_mode() -> None:
 
 def test_large_tensors_move_like_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     source = network()
-    averages = [make_average(source), make_average(source)]
+    limits = (1, 3, 9, 10**9)  # 3 and 9: exactly the sizes of its tensors
+    averages = [make_average(source) for _ in limits]
     for parameter in source.parameters():
         parameter.data += 1.0
-    for average, limit in zip(averages, (1, 10**9), strict=True):
+    for average, limit in zip(averages, limits, strict=True):
         monkeypatch.setattr("overt.nn.ema.LARGE", limit)
         update_ema(average, source, 0.9, torch.tensor(1.0))
-    for one, other in zip(*(average.parameters() for average in averages), strict=True):
-        torch.testing.assert_close(one, other)
+    for values in zip(*(average.parameters() for average in averages), strict=True):
+        for value in values[1:]:
+            torch.testing.assert_close(value, values[0])
