@@ -1,6 +1,7 @@
 """overt/engine/guard.py: a bad step leaves no trace in the weights, and its maker is named."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from overt.engine.guard import FiniteGuard, poison_if_nonfinite
 from overt.engine.loader import StepBatch
 from overt.engine.optimizer import Optimizers
 from overt.recipe import StepOutput
+from overt.run.events import SkippedStep
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, 0, CPU)
@@ -43,7 +45,17 @@ OPTIMIZERS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def guard_on(device: str) -> FiniteGuard:
+    """`as on a GPU` decides with the operations for a GPU, on tensors of the CPU."""
+    guard = FiniteGuard(CPU if device == "as on a GPU" else torch.device(device))
+    if device == "as on a GPU":
+        guard.device = torch.device("cuda")
+    return guard
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", "as on a GPU", pytest.param("cuda", marks=pytest.mark.gpu)]
+)
 @pytest.mark.parametrize(("kind", "arguments"), OPTIMIZERS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_bad_gradient_touches_neither_weights_nor_momenta(
@@ -51,10 +63,10 @@ def test_a_bad_gradient_touches_neither_weights_nor_momenta(
 ) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    torch.manual_seed(0)
+    guard = guard_on(device)
+    device = "cuda" if device == "cuda" else "cpu"
     model = nn.Linear(3, 2).to(device)
     optimizer = kind(model.parameters(), lr=0.1, weight_decay=0.1, **arguments)
-    guard = FiniteGuard(torch.device(device))
     moved = []
     for factor in (1.0, bad, 1.0):
         before = state_of(model, optimizer)
@@ -66,6 +78,25 @@ def test_a_bad_gradient_touches_neither_weights_nor_momenta(
         moved.append(not same_bits(before, state_of(model, optimizer)))
         assert bool(applied) == moved[-1]
     assert moved == [True, False, True]
+
+
+@pytest.mark.parametrize("device", ["cpu", "as on a GPU"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_spike_is_skipped_and_known_as_one(device: str, fused: bool) -> None:
+    """A step that is not finite is no spike, nor is the step after one."""
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=fused)
+    guard = guard_on(device)
+    found = []
+    for norm, allowed in ((1.0, True), (1.0, False), (1.0, None), (1.0, False), (math.nan, False)):
+        before = weight.detach().clone()
+        weight.grad = torch.full((2,), norm)
+        limit = None if allowed is None else torch.tensor(allowed)
+        applied = guard.protect(optimizer, torch.tensor(norm), limit)
+        optimizer.step()
+        assert bool(applied) != torch.equal(weight, before)
+        found.append((bool(applied), bool(guard.spiked)))
+    assert found == [(True, False), (False, True), (True, False), (False, True), (False, False)]
 
 
 def test_poison_reaches_a_gradient_that_would_have_been_finite() -> None:
@@ -89,4 +120,7 @@ def test_a_verdict_is_taken_once() -> None:
     verdict = guard.take()
     assert verdict is not None
     assert (verdict.step, verdict.was_applied(), float(verdict.own_loss)) == (4, False, 7.0)
+    assert verdict.event("head", True, 9.0) == SkippedStep(4, 7.0, [], "head", True, None)
+    verdict.spiked = torch.tensor(1.0)
+    assert verdict.event(None, False, 9.0) == SkippedStep(4, 7.0, [], None, False, 9.0)
     assert guard.take() is None
