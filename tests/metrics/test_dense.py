@@ -20,10 +20,17 @@ def test_a_patch_has_the_class_of_most_of_its_labeled_pixels():
     mask = torch.tensor([[3, 3, 1, IGNORED], [3, 0, IGNORED, IGNORED]])[None]
     assert patch_classes(mask, 2).tolist() == [[3, 1]]  # one labeled pixel is enough
     assert patch_classes(torch.full((1, 2, 2), IGNORED), 2).tolist() == [[IGNORED]]
-    maps = torch.arange(6).view(1, 6)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_patches_of_a_batch_are_those_of_its_masks(batch):
+    maps = torch.arange(batch * 6).view(batch, 6)
     spread = spread_patches(maps, (2, 3), 2)
-    assert spread.shape == (1, 4, 6)
+    assert spread.shape == (batch, 4, 6)
     assert torch.equal(patch_classes(spread, 2), maps)
+    masks = torch.randint(0, 4, (batch, 4, 6))
+    alone = torch.cat([patch_classes(mask[None], 2) for mask in masks])
+    assert torch.equal(patch_classes(masks, 2), alone)
 
 
 def test_neighbors_and_the_majority_name_classes():

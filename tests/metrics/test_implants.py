@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from overt.geometry.voxels import distance_to
 from overt.metrics.implants import border_dice, dice, implant_scores, surface_distances
 
 SPACING = (1.0, 1.0, 1.0)
@@ -35,6 +36,25 @@ def test_border_dice_looks_near_the_skull_only() -> None:
     at_ten = block(slice(1, 11))
     assert border_dice(at_ten, truth, skull, SPACING, 10.0) == 1.0
     assert border_dice(block(slice(1, 10)), truth, skull, SPACING, 10.0) < 1.0
+
+
+@pytest.mark.parametrize("spacing", [(0.5, 1.0, 2.5), (2.5, 0.5, 1.0)])
+def test_the_border_is_measured_in_millimeters(spacing: tuple[float, float, float]) -> None:
+    """As in the whole volume: distances are only looked up in a box around the implant."""
+    rng = np.random.default_rng(0)
+    shape = (24, 24, 24)
+    center = np.indices(shape).transpose(1, 2, 3, 0) - np.array([12, 12, 12])
+    skull = np.zeros(shape, dtype=bool)
+    skull[12, 12, 1] = skull[12, 1, 12] = skull[1, 12, 12] = True
+    ball = (center**2).sum(-1) < 36
+    predicted, truth = ball & (rng.random(shape) < 0.7), ball & (rng.random(shape) < 0.7)
+    for border in (4.0, 7.0, 10.0):
+        near = distance_to(skull, spacing) <= border
+        expected = dice(predicted & near, truth & near)
+        assert border_dice(predicted, truth, skull, spacing, border) == expected
+    assert expected > 0
+    scores = implant_scores(predicted, truth, skull, spacing)
+    assert scores["bdsc"] == expected  # 10 mm, as published
 
 
 def test_border_dice_without_a_skull_nearby_is_zero() -> None:

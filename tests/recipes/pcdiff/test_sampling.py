@@ -229,11 +229,11 @@ def test_solvers_need_fewer_steps_than_ddim(solver: str, tmp_path: Path) -> None
 def test_solvers_reach_the_chamfer_distance_of_ddim_in_20_steps(eta: int, tmp_path: Path) -> None:
     """On two walls, with the diffusion of pcdiff_medium and a denoiser that knows the surface."""
     generator = torch.Generator().manual_seed(2)
-    directions = torch.randn((6, 2000, 3), generator=generator)
+    directions = torch.randn((6, 1000, 3), generator=generator)
     directions[..., 2] = directions[..., 2].abs() + 1
-    radii = torch.where(torch.rand((6, 2000, 1), generator=generator) < 0.5, 2.4, 2.6)
+    radii = torch.where(torch.rand((6, 1000, 1), generator=generator) < 0.5, 2.4, 2.6)
     surface = radii * directions / directions.norm(dim=2, keepdim=True)
-    truth = surface[:, torch.randperm(2000, generator=generator)[:500]]
+    truth = surface[:, torch.randperm(1000, generator=generator)[:250]]
 
     def chamfer(sampler: str, steps: int) -> float:
         words = [f"evaluation.sampler={sampler}", f"evaluation.steps={steps}"]
@@ -242,7 +242,7 @@ def test_solvers_reach_the_chamfer_distance_of_ddim_in_20_steps(eta: int, tmp_pa
         settings = SMALL_PCDIFF.recipe(tmp_path, *words, "model.diffusion.beta_start=1e-4").settings
         plan = make_plan(settings.model.diffusion, settings.evaluation)
         model = Surface(surface, base_arrays(settings.model.diffusion))
-        found = sample_implants(model, torch.zeros((6, 5, 3)), 500, plan, generators(6))  # type: ignore[arg-type]
+        found = sample_implants(model, torch.zeros((6, 5, 3)), 250, plan, generators(6))  # type: ignore[arg-type]
         pairs = zip(found, truth, strict=True)
         return float(np.mean([cloud_scores(a, b, 1.0)["chamfer"] for a, b in pairs]))
 
