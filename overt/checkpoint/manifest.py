@@ -13,6 +13,7 @@ import platform
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ class Verification:
 
 def make_manifest(facts: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
     """Describe a checkpoint: `facts` about it, and size and checksum of each of its files."""
-    manifest = {"format": FORMAT, **facts, "versions": versions(), "files": dict(files)}
+    manifest = {"format": FORMAT, **facts, "versions": dict(versions()), "files": dict(files)}
     return {**manifest, "sha256": hash_of(manifest)}
 
 
@@ -155,8 +156,12 @@ def verify(folder: Path, contents: bool = True) -> Verification:
     return result
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that read and write the tensors."""
+@cache
+def versions() -> Mapping[str, str]:
+    """Return the versions of Python and of the packages that read and write the tensors.
+
+    Read once: those of this process, even where an upgrade has replaced the files since.
+    """
     installed = {"python": platform.python_version(), "overt": __version__}
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -377,10 +378,8 @@ def differences(
     if before == after:
         return []
     defaults = defaults or {}
-    old, new = (
-        _leaves(OmegaConf.to_container(parse_yaml(text, "config.yaml"))) for text in (before, after)
-    )
-    old = {RENAMED.get(key, key): value for key, value in old.items()}
+    new = _leaves_of(after)
+    old = {RENAMED.get(key, key): value for key, value in _leaves_of(before).items()}
     keys = [
         key
         for key in {**old, **new}
@@ -410,6 +409,11 @@ def defaults_of(settings: Any, prefix: str = "") -> dict[str, Any]:
         elif field.default is not dataclasses.MISSING and field.default != MISSING:
             defaults[key] = field.default
     return defaults
+
+
+@lru_cache(maxsize=2)  # a resume compares the same two more than once
+def _leaves_of(text: str) -> dict[str, Any]:
+    return _leaves(OmegaConf.to_container(parse_yaml(text, "config.yaml")))
 
 
 def _leaves(values: Any, prefix: str = "") -> dict[str, Any]:

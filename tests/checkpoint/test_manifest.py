@@ -5,7 +5,7 @@ import json
 import pytest
 
 from overt.checkpoint import storage
-from overt.checkpoint.manifest import hash_of, read_manifest, verify
+from overt.checkpoint.manifest import hash_of, make_manifest, read_manifest, verify
 from overt.errors import CheckpointError
 from tests.checkpoint.small_folders import write
 
@@ -38,3 +38,12 @@ def test_a_later_format_is_refused_with_the_fix(tmp_path):
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match=r"format 99.*reads format 1"):
         read_manifest(folder)
+
+
+def test_the_versions_are_those_the_process_began_with(monkeypatch):
+    """An upgrade replaces the files of a package, not what a run has imported."""
+    before = make_manifest({}, {})["versions"]
+    monkeypatch.setattr("overt.checkpoint.manifest.metadata.version", lambda package: "upgraded")
+    again = make_manifest({}, {})["versions"]
+    assert again == before
+    assert again is not before
