@@ -203,7 +203,8 @@ class Subject:
             curve = read_curve(config.run_dir)
             self._spread[strategy] = curve
             if len(curve) < COMPARED_STEPS:
-                last = "\n  ".join(log.read_text(errors="replace").splitlines()[-8:])
+                lines = log.read_text(errors="replace").splitlines()[-8:]
+                last = "\n  ".join(lines or ["nothing but what is above"])
                 self._spread[strategy] = (
                     f"{RANKS} processes with training.strategy={strategy} ended with exit codes "
                     f"{ended.codes}; the last they printed:\n  {last}"

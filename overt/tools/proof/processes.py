@@ -72,6 +72,7 @@ class Group:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         size = len(arguments)
+        log.touch()  # also where a process ends before it opens it
         # Kept as long as the processes: with it goes their meeting point.
         self._store = TCPStore("127.0.0.1", 0, size + 1, is_master=True, wait_for_workers=False)
         self._processes = []

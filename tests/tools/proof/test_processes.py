@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,22 @@ def test_exit_codes_come_by_rank_and_all_that_was_printed_is_in_the_log(tmp_path
     assert (ended.codes, ended.late) == ([0, 3], [])
     assert sorted((tmp_path / "log").read_text().splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
     assert not group.send(0, signal.SIGTERM)  # it has ended
+
+
+def refuse() -> None:
+    raise RuntimeError("not in this process")
+
+
+class Refused:
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return refuse, ()
+
+
+def test_a_process_that_ends_before_it_prints_leaves_an_empty_log(tmp_path: Path) -> None:
+    """Such as one that imports a script whose calls are not guarded."""
+    ended = Group(end_with, [(Refused(),)], tmp_path / "log").wait(deadline=120)
+    assert ended.codes == [1]
+    assert (tmp_path / "log").read_text() == ""
 
 
 def test_a_signal_ends_one_and_grace_ends_the_others(tmp_path: Path) -> None:
