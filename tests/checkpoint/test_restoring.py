@@ -1,13 +1,16 @@
 """Restoring a run: what has to be there, and what is refused."""
 
 import logging
+import math
 
 import pytest
 import torch
 from torch import nn
 
 from overt.checkpoint.manager import CheckpointManager
+from overt.checkpoint.restoring import STATE_KEYS
 from overt.errors import CheckpointError
+from tests.checkpoint.forged import forge_state
 from tests.checkpoint.small_net import Net, adamw, names
 
 
@@ -85,3 +88,37 @@ def test_a_scaler_without_saved_state_starts_from_scratch_with_a_warning(tmp_pat
         assert caplog.text == ""
         manager.load_checkpoint(None, None, None, torch.amp.GradScaler("cpu"))
     assert "starts from scratch" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scale": math.nan},
+        {"scale": math.inf},
+        {"scale": -1.0},
+        {"growth_factor": "2.0"},
+        {"growth_interval": None},
+        {"other": 1.0},
+    ],
+)
+def test_numbers_that_no_scaler_has_are_refused(tmp_path, change):
+    manager = CheckpointManager(tmp_path)
+    path = manager.save_checkpoint(0, Net(), scaler=torch.amp.GradScaler("cpu", init_scale=8.0))
+    scaler = torch.amp.GradScaler("cpu")
+    manager.load_checkpoint(path, scaler=scaler)
+    assert scaler.get_scale() == 8.0
+    forge_state(path, lambda state: state["scaler"].update(change))
+    # One that is off takes no state, whatever it is.
+    manager.load_checkpoint(path, scaler=torch.amp.GradScaler("cpu", enabled=False))
+    with pytest.raises(CheckpointError, match=r"state\.json: the scaler's state was not written"):
+        manager.load_checkpoint(path, scaler=scaler)
+    assert scaler.get_scale() == 8.0
+
+
+@pytest.mark.parametrize("key", sorted(STATE_KEYS))
+def test_a_state_without_one_of_its_keys_is_refused(tmp_path, key):
+    manager = CheckpointManager(tmp_path)
+    path = manager.save_checkpoint(0, Net())
+    forge_state(path, lambda state: state.pop(key))
+    with pytest.raises(CheckpointError, match=r"state\.json was not written by overt: keys"):
+        manager.load_checkpoint(path, Net())
