@@ -27,8 +27,7 @@ def ball(radius: float, wall: float, hole: float) -> tuple[Mask, Mask]:
     return shell & ~cap, cap
 
 
-@pytest.mark.parametrize("wall", [6.0, 10.0])
-@pytest.mark.parametrize("hole", [20.0, 45.0])
+@pytest.mark.parametrize(("wall", "hole"), [(6.0, 45.0), (10.0, 20.0)])
 def test_a_ball_is_closed_along_both_surfaces(wall: float, hole: float) -> None:
     shell, cap = ball(80.0, wall, hole)
     implant, area = interpolated_implant(shell, AFFINE)
@@ -39,7 +38,9 @@ def test_a_ball_is_closed_along_both_surfaces(wall: float, hole: float) -> None:
     assert abs(np.sqrt(area / np.pi) - np.sqrt(exact / np.pi)) < 2.0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)]
+)
 def test_a_defect_across_the_midline_is_closed(seed: int) -> None:
     skull = make_skull(np.random.default_rng(seed), SIDE)
     implant = cut_defect(skull, AFFINE, "bilateral", np.random.default_rng(seed))
