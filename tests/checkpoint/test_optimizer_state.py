@@ -1,5 +1,7 @@
 """Optimizer state by parameter name, through saves and loads."""
 
+import logging
+
 import pytest
 import torch
 from torch import nn
@@ -53,6 +55,50 @@ def test_unfrozen_and_regrouped_parameters(tmp_path, caplog):
     assert everything.param_groups[0]["lr"] == 0.3
     assert "different lr" in caplog.text
     train(model, everything)
+
+
+@pytest.mark.parametrize(
+    ("layers", "told"),
+    [
+        (["first", "third"], ""),
+        (["first", "second", "third"], "2 parameter(s) are new {} 0 that it no longer holds"),
+        (["third", "second"], "2 parameter(s) are new {} 2 that it no longer holds"),
+        (["first"], "0 parameter(s) are new {} 2 that it no longer holds"),
+    ],
+)
+def test_parameters_that_come_and_go_are_counted(tmp_path, caplog, layers, told):
+    def optimizer_of(names):
+        held = [value for name in names for value in getattr(model, name).parameters()]
+        return torch.optim.AdamW(held)
+
+    model = Net()
+    manager = CheckpointManager(tmp_path)
+    manager.save_checkpoint(0, model, optimizer_of(["first", "third"]))
+    with caplog.at_level(logging.INFO, "overt.checkpoint.optimizer_state"):
+        manager.load_checkpoint(None, model, optimizer_of(layers))
+    between = "to the optimizer and start without state; the saved state of"
+    messages = "\n".join(record.getMessage() for record in caplog.records)
+    assert told.format(between) in messages
+    assert ("are new" in messages) == bool(told)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 4), (2, 3, 4), (2, 3, 4, 5)])
+def test_factored_moments_of_any_shape_resume(tmp_path, shape):
+    """Adafactor keeps means over the last axis and over the one before it."""
+
+    def made():
+        model = nn.Module()
+        model.weight = nn.Parameter(torch.zeros(shape))
+        return model, torch.optim.Adafactor(model.parameters(), lr=0.1)
+
+    model, optimizer = made()
+    model.weight.grad = torch.randn(shape)
+    optimizer.step()
+    manager = CheckpointManager(tmp_path)
+    manager.save_checkpoint(0, model, optimizer)
+    other, restored = made()
+    manager.load_checkpoint(None, other, restored)
+    assert same_entries(optimizer.state[model.weight], restored.state[other.weight])
 
 
 def test_state_of_another_precision_is_not_rounded(tmp_path):
