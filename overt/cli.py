@@ -21,7 +21,7 @@ from overt.errors import (
     full_disk_problem,
     nearest,
 )
-from overt.terminal import paint
+from overt.terminal import paint, tell
 from overt.verbs import VERBS, examples_of
 
 
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OvertError as error:
         kind = paint(type(error).__name__, "red", sys.stderr)
         name = "" if isinstance(error, Preempted) else f"{kind}: "
-        print(f"{name}{error}", file=sys.stderr)
+        tell(f"{name}{error}")
         return exit_code_of(error)
     except KeyboardInterrupt as stopped:
         print("\ninterrupted", file=sys.stderr)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TextIO
 
 CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -33,6 +34,12 @@ def has_color(stream: TextIO | None = None) -> bool:
 def paint(text: str, color: str, stream: TextIO | None = None) -> str:
     """Return the text in a color of `CODES`, unchanged if the stream has no color."""
     return f"\x1b[{CODES[color]}m{text}\x1b[0m" if text and has_color(stream) else text
+
+
+def tell(text: str) -> None:
+    """Print to stderr. A terminal or pipe that was closed hears nothing, and fails nothing."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = (), gap: int = 2) -> list[str]:

@@ -34,7 +34,7 @@ from overt.health.leaving import leave
 from overt.health.phases import Phases, process_start
 from overt.health.preemption import StopSignal
 from overt.progress import shown
-from overt.terminal import paint
+from overt.terminal import paint, tell
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -71,22 +71,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         return run(options)
     except StoppedAtStart as asked:
-        print(asked, file=sys.stderr)
+        tell(str(asked))
         return exit_code_of(asked)
     except OvertError as error:
-        print(f"{paint(type(error).__name__, 'red', sys.stderr)}: {error}", file=sys.stderr)
+        tell(f"{paint(type(error).__name__, 'red', sys.stderr)}: {error}")
         return exit_code_of(error)
     except KeyboardInterrupt as stopped:
-        print(
+        tell(
             "\ninterrupted; the same command resumes from the last checkpoint; "
-            "without one, it starts over",
-            file=sys.stderr,
+            "without one, it starts over"
         )
         return exit_code_of(stopped)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with StopSignal() as stop:  # from here on SIGTERM and SIGUSR1 are kept for the training loop
+    with StopSignal() as stop:  # from here on signals are kept for the training loop
         return sweep(arguments, stop) if arguments.multirun else train(arguments, stop)
 
 
@@ -120,7 +119,7 @@ def train(arguments: argparse.Namespace, stop: StopSignal) -> int:
         except Preempted as asked:
             code = exit_code_of(asked)
             if world.is_main:
-                print(asked, file=sys.stderr)
+                tell(str(asked))
             stop.stay()
         del trainer  # before the process group: see shutdown
     shutdown()
@@ -159,7 +158,7 @@ def sweep(arguments: argparse.Namespace, stop: StopSignal) -> int:
         print(f"[{index + 1}/{len(runs)}] {' '.join(differing)}", flush=True)
         code = run_one(command, stop)
         if code in STOPPED_EXIT_CODES or stop.name is not None:
-            print("the same command resumes this run and the rest", file=sys.stderr)
+            tell("the same command resumes this run and the rest")
             return INTERRUPTED_EXIT_CODE if code == INTERRUPTED_EXIT_CODE else PREEMPTED_EXIT_CODE
         failed += code != 0
     if failed:

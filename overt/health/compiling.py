@@ -24,7 +24,7 @@ _thread = threading.local()  # a signal mask belongs to one thread
 
 
 def spare_compilers() -> None:
-    """Keep SIGTERM and SIGUSR1 from all processes that torch starts while it compiles.
+    """Keep signals that stop a run from all processes that torch starts while it compiles.
 
     They inherit the signal mask, and so do the processes that they start.
     """

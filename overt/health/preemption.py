@@ -28,15 +28,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # SIGHUP: the terminal was closed
 START_SECONDS = 20.0  # Slurm and torchrun kill after 30: a start that takes longer is left
 EVALUATION_SECONDS = 20.0  # an evaluation that takes longer after a signal is broken off
 POLL_SECONDS = 0.25  # how often a process asks whether another one was told to stop
 EXIT_SECONDS = 10.0  # how long the exit of a process waits for an answer of the store
 
 
+def stopping_signals() -> list[signal.Signals]:
+    """Return the signals that ask this process to stop; under nohup a closed terminal does not."""
+    ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in SIGNALS if not (ignores_hangup and number == signal.SIGHUP)]
+
+
 class StopSignal:
-    """Records SIGTERM and SIGUSR1. Within this context they have no other effect.
+    """Records the signals that ask to stop. Within this context they have no other effect.
 
     It may be entered again inside itself. Python hears signals in its main thread only: in another
     one the context changes nothing.
@@ -94,7 +100,7 @@ class StopSignal:
     def __enter__(self) -> StopSignal:
         self._depth += 1
         if self._depth == 1 and threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+            self._before = {n: signal.signal(n, self._note) for n in stopping_signals()}
         return self
 
     def __exit__(
@@ -168,7 +174,7 @@ def stop_within(error: BaseException | None) -> StoppedAtStart | None:
 
 @contextmanager
 def blocked(*others: signal.Signals) -> Iterator[None]:
-    """Processes started in here do not get SIGTERM and SIGUSR1; for this one they come later.
+    """Processes started in here do not get the signals that stop; for this one they come later.
 
     Launchers and Slurm signal all processes of a job, and a helper that dies of it would take
     training down before it has saved. `others` are further signals that they do not get.
@@ -181,7 +187,7 @@ def blocked(*others: signal.Signals) -> Iterator[None]:
 
 
 def ignore_until(is_closing: Callable[[], bool]) -> None:
-    """In a helper process: SIGUSR1 and Ctrl-C have no effect, SIGTERM only once `is_closing()`.
+    """In a helper process: SIGTERM has an effect only once `is_closing()`, the others never.
 
     A terminal tells all processes of a command; the one that trains ends its helpers.
     """
@@ -190,8 +196,8 @@ def ignore_until(is_closing: Callable[[], bool]) -> None:
         if is_closing():
             os._exit(0)
 
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 

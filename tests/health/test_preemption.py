@@ -77,8 +77,10 @@ def _handlers_come_back() -> Iterator[None]:
     before = [signal.getsignal(number) for number in SIGNALS]
     # Where the tests run in the background, Ctrl-C is ignored, by what they start as well.
     interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and this one under nohup
     yield
     signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGHUP, hangup)
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
@@ -161,6 +163,15 @@ def test_ctrl_c_stays_ignored_in_the_background() -> None:
     with StopSignal() as stop, stop.interrupts():
         signal.raise_signal(signal.SIGINT)
     assert stop.name is None
+
+
+def test_a_closed_terminal_stays_ignored_under_nohup() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopSignal() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.name is None
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.name == "SIGTERM"
 
 
 def test_another_thread_leaves_the_signals_alone() -> None:
@@ -388,6 +399,23 @@ def test_the_command_ends_with_its_code_although_all_its_processes_are_signalled
     """Loader processes get the signal as well; if they died of it, the run could not save."""
     settings = ["training.num_steps=1000000", "training.num_workers=2", "logging.every_steps=1"]
     signal_all(start(tmp_path, *settings), 2, *numbers, code=code)
+
+
+def test_a_closed_terminal_asks_to_stop_and_takes_no_words(tmp_path: Path) -> None:
+    """As the end of an ssh session: a hang-up for every process, and nothing can be printed."""
+    settings = ["training.num_steps=1000000", "training.num_workers=1", "logging.every_steps=1"]
+    child = start(tmp_path, *settings)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    while "step 2/" not in child.stdout.readline():
+        continue
+    child.stdout.close()
+    child.stderr.close()
+    os.killpg(child.pid, signal.SIGHUP)
+    assert child.wait(timeout=240) == PREEMPTED_EXIT_CODE
+    (finish,) = events(tmp_path / "toy", "finish")
+    assert finish["exit_code"] == PREEMPTED_EXIT_CODE
+    assert (tmp_path / f"toy/checkpoints/step_{finish['step']:08d}").is_dir()
 
 
 @pytest.mark.gpu

@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 from types import FrameType
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+from overt.health.preemption import stopping_signals
 
 
 def write_note(notes: Path) -> None:
@@ -41,7 +41,7 @@ def leave_at_signals(notes: Path, exit_code: int) -> None:
         write_note(notes)
         os._exit(exit_code)  # imports are under way: nothing may run after this
 
-    for number in SIGNALS:
+    for number in stopping_signals():
         signal.signal(number, leave)
 
 
