@@ -104,6 +104,21 @@ def is_unfinished(path: Path) -> bool:
     return path.name.endswith(".partial")
 
 
+def is_copy(path: Path, original: str) -> bool:
+    """Return whether `path` is another file than `original`, with the same content.
+
+    Where in doubt it is not: one file that is mounted twice keeps its number, and an original that
+    was moved is gone from where it was.
+    """
+    if not original:
+        return False
+    try:
+        first = Path(original)
+        return path.stat().st_ino != first.stat().st_ino and path.read_bytes() == first.read_bytes()
+    except (OSError, ValueError):
+        return False
+
+
 def _is_abandoned(path: Path, match: re.Match[str]) -> bool:
     if match["host"] != socket.gethostname():
         # Another host's process cannot be asked; a living one would have written within a day.

@@ -3,7 +3,8 @@
 The file names its owner: host, pid, since when. On the same host the owner is checked by its pid;
 elsewhere by a heartbeat, the file's modification time. Made with O_EXCL, which NFS honors, and
 compared by the file server's own clock. The lock of a dead owner is replaced, never removed: while
-several starts find it dead, none can make a new one beside it. Imports no torch.
+several starts find it dead, none can make a new one beside it. It names its own path as well, since
+a run folder may be copied while it trains. Imports no torch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from overt.errors import LaunchError
-from overt.files.atomic import hidden_name, new_file
+from overt.files.atomic import hidden_name, is_copy, new_file
 
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 90.0  # without a beat, on another host
@@ -45,6 +46,7 @@ class Owner:
     started: str = ""
     job: str = ""  # of Slurm
     restart: int = 0  # of that job
+    path: str = ""  # of the lock: a run folder may be copied while it trains
 
     def __str__(self) -> str:
         try:
@@ -54,8 +56,8 @@ class Owner:
         return f"pid {self.pid} on {self.host}, since {since}"
 
 
-def this_process() -> Owner:
-    """Describe this process as the owner of a new lock."""
+def this_process(path: str = "") -> Owner:
+    """Describe this process as the owner of a new lock at `path`."""
     restart = os.environ.get("SLURM_RESTART_COUNT", "0")
     return Owner(
         socket.gethostname(),
@@ -66,6 +68,7 @@ def this_process() -> Owner:
         _start_of(os.getpid()) or "",
         os.environ.get("SLURM_JOB_ID", ""),
         int(restart) if restart.isdigit() else 0,
+        path,
     )
 
 
@@ -79,7 +82,7 @@ class RunLock:
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         self.path = path
-        self.owner = this_process()
+        self.owner = this_process(os.path.realpath(path))
         self._stale_seconds, self._wait = stale_seconds, wait
         self._closing = threading.Event()
         self._beating: threading.Thread | None = None
@@ -148,7 +151,7 @@ class RunLock:
             # Another start may have judged the same file, and have replaced it already.
             if not self._is_still(file, owner):
                 return False
-            logger.info("taking over %s from %s, which has ended", self.path.parent, owner)
+            logger.info("taking over %s from %s, which is gone", self.path.parent, owner)
             with new_file(self.path, durable=True) as mine:
                 mine.write_bytes(self._content())
         return True
@@ -168,6 +171,8 @@ class RunLock:
     def _is_dead(self, owner: Owner | None) -> bool:
         me = self.owner
         if owner is not None:
+            if is_copy(self.path, owner.path):
+                return True  # it trains in the folder that this one is a copy of
             if owner.job and owner.job == me.job and owner.restart < me.restart:
                 return True  # Slurm requeues a job when its processes have ended
             if (owner.host, owner.machine) == (me.host, me.machine):
@@ -235,7 +240,7 @@ def read_owner(path: Path) -> Owner | None:
 
 def _owner_in(file: IO[bytes]) -> Owner | None:
     try:
-        fields: Any = json.loads(file.read(4096))
+        fields: Any = json.loads(file.read(1 << 15))  # a path takes up to 4096 letters
         return Owner(
             host=str(fields["host"]),
             pid=int(fields["pid"]),
@@ -245,6 +250,7 @@ def _owner_in(file: IO[bytes]) -> Owner | None:
             started=str(fields.get("started", "")),
             job=str(fields.get("job", "")),
             restart=int(fields.get("restart", 0)),
+            path=str(fields.get("path", "")),
         )
     except (
         OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError

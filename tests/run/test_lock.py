@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -51,6 +52,39 @@ def test_a_living_owner_is_named(tmp_path: Path, stranger: Owner) -> None:
     with pytest.raises(LaunchError, match=f"pid {stranger.pid} on {stranger.host}, since 20"):
         lock.acquire()
     assert read_owner(lock.path) == stranger
+
+
+def test_a_folder_that_was_copied_while_it_trains_is_free(tmp_path: Path, stranger: Owner) -> None:
+    """The lock is copied with it, but its owner trains where the first one lies."""
+    original = tmp_path / "run/lock.json"
+    original.parent.mkdir()
+    write(original, replace(stranger, path=str(original)))
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    lock = RunLock(tmp_path / "copy/lock.json", wait=pytest.fail)
+    lock.acquire()
+    lock.release()
+    with pytest.raises(LaunchError, match=f"pid {stranger.pid}"):
+        RunLock(original).acquire()
+
+
+@pytest.mark.parametrize("how", ["moved", "linked", "hard link", "taken over"])
+def test_what_is_no_copy_stays_held(how: str, tmp_path: Path, stranger: Owner) -> None:
+    original, other = tmp_path / "run/lock.json", tmp_path / "other/lock.json"
+    original.parent.mkdir()
+    write(original, replace(stranger, path=str(original)))
+    match how:
+        case "moved":
+            original.parent.rename(other.parent)
+        case "linked":
+            other.parent.symlink_to(original.parent)
+        case "hard link":
+            other.parent.mkdir()
+            other.hardlink_to(original)
+        case "taken over":  # the first lock is of a later start, and says nothing of this one
+            shutil.copytree(original.parent, other.parent)
+            write(original, replace(stranger, path=str(original), token="another"))
+    with pytest.raises(LaunchError, match=f"pid {stranger.pid}"):
+        RunLock(other).acquire()
 
 
 def test_a_living_owner_since_an_impossible_time_is_named(tmp_path: Path, stranger: Owner) -> None:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from overt.errors import PREEMPTED_EXIT_CODE, LaunchError
+from overt.files.atomic import is_copy
 
 RECORD, LOG = "local.json", "local.log"
 _POLL_SECONDS = 0.1
@@ -30,6 +31,7 @@ class Started:
     identity: str
     host: str
     command: list[str]
+    path: str = ""  # of this record: a run folder may be copied while it trains
 
 
 def training_command(
@@ -69,18 +71,20 @@ def start(run_dir: Path, command: list[str]) -> Started:
     identity = identify(process.pid)
     if identity is None:
         raise LaunchError(f"the training ended at once; see {run_dir / LOG}")
-    started = Started(process.pid, identity, platform.node(), command)
+    record = os.path.realpath(run_dir / RECORD)
+    started = Started(process.pid, identity, platform.node(), command, record)
     (run_dir / RECORD).write_text(json.dumps(asdict(started), indent=2) + "\n")
     return started
 
 
 def read(run_dir: Path) -> Started | None:
-    """Return what was last started in a run's folder."""
+    """Return what was last started in a run's folder; not what was started in one it copies."""
     path = run_dir / RECORD
     if not path.is_file():
         return None
     try:
-        return Started(**json.loads(path.read_text()))
+        started = Started(**json.loads(path.read_text()))
+        return None if is_copy(path, started.path) else started
     except (ValueError, TypeError) as error:
         raise LaunchError(f"{path} is not readable ({error}); remove it") from None
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -97,6 +98,16 @@ def test_a_run_that_was_started_on_another_machine_may_continue_here(tmp_path: P
     here = start(tmp_path, WAITS)
     assert stop(here, seconds=60)
     assert read(tmp_path) == here
+
+
+def test_what_is_started_in_a_run_is_not_stopped_in_a_copy_of_its_folder(tmp_path: Path) -> None:
+    here = start(tmp_path / "run", WAITS)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    assert read(tmp_path / "copy") is None
+    assert read(tmp_path / "run") == here
+    assert stop(start(tmp_path / "copy", WAITS), seconds=60)
+    assert is_running(here)
+    assert stop(here, seconds=60)
 
 
 def test_an_unreadable_record_says_what_to_do(tmp_path: Path) -> None:
