@@ -50,6 +50,12 @@ class StepOutput:
     carry: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for part in ("losses", "metrics", "carry"):
+            if not isinstance(value := getattr(self, part), dict):
+                raise ConfigError(
+                    f"StepOutput holds {part}, a {type(value).__name__}; expected a dict of "
+                    'tensors by name, such as {"l1": errors.sum() / counts["samples"]}'
+                )
         if not self.losses:
             raise ConfigError("StepOutput holds no loss; give it at least one, by name")
         for name, value in (*self.losses.items(), *self.metrics.items()):
@@ -294,6 +300,7 @@ def _public(kind: type) -> dict[str, Any]:
 
 HOOKS = {name: value for name, value in _public(Recipe).items() if callable(value)}
 ATTRIBUTES = tuple(name for name in _public(Recipe) if name not in HOOKS)
+WITH_REASON = ("replayable", "compile_pays", "stackable")
 REQUIRED = tuple(sorted(Recipe.__abstractmethods__))
 
 
@@ -323,6 +330,8 @@ def check_instance(recipe: Recipe) -> None:
     A misspelled attribute would have no effect, and a value in place of a hook would be called.
     """
     name = type(recipe).__qualname__
+    for attribute in ATTRIBUTES:
+        _check_attribute(name, attribute, getattr(recipe, attribute))
     for member, value in vars(recipe).items():
         if member in HOOKS and not callable(value):
             raise ConfigError(
@@ -331,6 +340,20 @@ def check_instance(recipe: Recipe) -> None:
             )
         if not member.startswith("_"):
             _refuse_near_miss(name, member, ATTRIBUTES, "has no effect")
+
+
+def _check_attribute(recipe: str, attribute: str, value: Any) -> None:
+    """Refuse a value that the engine would misread; one of `unscored` is not to be its letters."""
+    if attribute == "unscored":
+        is_right = isinstance(value, tuple) and all(isinstance(part, str) for part in value)
+        expected = 'a tuple of prefixes, such as ("head.",)'
+    elif attribute in WITH_REASON:
+        is_right = isinstance(value, bool | str)
+        expected = "True or False, or a text that says why not"
+    else:
+        is_right, expected = isinstance(value, bool), "True or False"
+    if not is_right:
+        raise ConfigError(f"{recipe}.{attribute}={value!r}; expected {expected}")
 
 
 def _check_member(recipe: str, member: str, value: Any) -> None:

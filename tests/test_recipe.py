@@ -57,6 +57,27 @@ def test_a_method_that_is_nearly_a_hook(misspelt: str, meant: str) -> None:
     assert "leading underscore" in text
 
 
+@pytest.mark.parametrize(
+    ("attribute", "value", "words"),
+    [
+        ("unscored", "head.", r"unscored='head\.'; expected a tuple of prefixes"),
+        ("replayable", None, "replayable=None; expected True or False, or a text"),
+        ("gathers_carry", "yes", "gathers_carry='yes'; expected True or False$"),
+    ],
+)
+def test_an_attribute_of_a_wrong_type(attribute: str, value: Any, words: str) -> None:
+    kind: Any = type("Mine", (Toy,), {attribute: value})
+    with pytest.raises(ConfigError, match=words):
+        check_instance(kind(None))
+
+
+@pytest.mark.parametrize("part", ["losses", "metrics", "carry"])
+def test_a_step_output_of_something_else(part: str) -> None:
+    held: dict[str, Any] = {"losses": {"l1": torch.zeros(())}, part: torch.zeros(())}
+    with pytest.raises(ConfigError, match=f"StepOutput holds {part}, a Tensor; expected a dict"):
+        StepOutput(**held)
+
+
 def three_arguments(self: Any, model: Any, step: int, applied: Any) -> None: ...
 
 

@@ -180,7 +180,7 @@ def score(config: Config, recipe: Recipe, model: nn.Module, world: World) -> Res
     import torch
 
     from overt.engine.precision import AUTOCAST, set_precision
-    from overt.engine.scoring import score_sets
+    from overt.engine.scoring import evaluation_sets, samples_of, score_sets
     from overt.evaluation import summarize
     from overt.run.messages import aligned_scores
 
@@ -196,11 +196,11 @@ def score(config: Config, recipe: Recipe, model: nn.Module, world: World) -> Res
         if isinstance(recipe, RowScorer):
             rows = recipe.evaluate_rows(model, world)
             own = summarize(rows)
-            scores = own | score_sets(recipe, model, world, recipe.evaluation_sets())
+            scores = own | score_sets(recipe, model, world, evaluation_sets(recipe))
         else:
             scores = score_sets(recipe, model, world)
         if world.is_main:
-            samples = recipe.visualize(model)
+            samples = samples_of(recipe, model)
     table, further = aligned_scores("scores", scores, config.checkpoint.metric_name), ""
     if rows and isinstance(recipe, ScoreTabulator):
         table = recipe.score_table(rows, scores)  # of its main set

@@ -34,6 +34,7 @@ from overt.engine.optimizer import (
     weight_decay_schedule,
 )
 from overt.engine.precision import set_precision, slow_precision
+from overt.engine.returned import returned
 from overt.engine.strategy.automatic import Speed, choose, fit_memory
 from overt.engine.strategy.blocks import compile_model, need_blocks, recompute_in_backward
 from overt.engine.strategy.fsdp import (
@@ -156,7 +157,7 @@ def build(
     set_precision(training.precision, training.deterministic)
     seed_everything(config.seed)  # the same initial weights on every rank
     fitted = fit_memory(training, recipe, plan.batch_size, world.device)
-    model = recipe.build_model().to(world.device)
+    model = returned(recipe, "build_model", recipe.build_model()).to(world.device)
     for name, tensor in named_tensors(model).items():
         check_storable(name, tensor)  # now, not at the first save
     loaded = load_initial_weights(config, model, recipe.unscored, source)
@@ -168,7 +169,8 @@ def build(
     wrapping = wrap(speed.at_start(), recipe, world, model, average)
     wrapping.whole, wrapping.has_blocks = whole_model, bool(recipe.blocks(model))
 
-    optimizer = build_optimizer(config.optimizer, model, recipe.parameter_groups(model))
+    groups = returned(recipe, "parameter_groups", recipe.parameter_groups(model))
+    optimizer = build_optimizer(config.optimizer, model, groups)
     learning_rate = scaled_learning_rate(config.optimizer, plan.global_batch_size)
     schedule = build_schedule(config.schedule, learning_rate, epochs, steps_per_epoch)
     check_levels(optimizer, schedule)
@@ -217,7 +219,7 @@ def wrap(
     average: nn.Module | None,
 ) -> Wrapping:
     """Compile, checkpoint and distribute the model, in place where torch allows it."""
-    blocks = recipe.blocks(model)
+    blocks = returned(recipe, "blocks", recipe.blocks(model))
     if training.activation_checkpointing:
         recompute_in_backward(need_blocks(blocks, "training.activation_checkpointing"))
     if training.compile in ("blocks", "model"):
@@ -235,7 +237,7 @@ def wrap(
             )
             return Wrapping(ddp, ddp=ddp, gradient_scale=world.world_size)
         case "fsdp" if world.world_size > 1:
-            units = recipe.shard_units(model)
+            units = returned(recipe, "shard_units", recipe.shard_units(model))
             refuse_contradictions(training, units)
             sharded = shard_in_place(model, units, world)
             if average is not None:  # never run, so it needs no units

@@ -40,7 +40,8 @@ from overt.engine.order import (
     micro_batches,
     normalized,
 )
-from overt.errors import ConfigError, DataError
+from overt.engine.returned import returned
+from overt.errors import DataError
 from overt.health.preemption import blocked, ignore_until
 from overt.nested import map_tensors
 from overt.ops.float64 import sum_dtype
@@ -85,12 +86,7 @@ def global_counts(recipe: Recipe, batch: StepBatch, device: torch.device) -> dic
     samples = _number(batch.samples, device)
     totals: dict[str, Tensor] = {}
     for micro in batch.micro_batches:
-        for name, count in recipe.counts(micro.batch).items():
-            if not isinstance(count, Tensor):
-                raise ConfigError(
-                    f"{type(recipe).__qualname__}.counts returned {name}={count!r}; expected a "
-                    "tensor, such as mask.sum()"
-                )
+        for name, count in returned(recipe, "counts", recipe.counts(micro.batch)).items():
             local = count.to(sum_dtype(device)) * (0.0 if micro.is_padding else 1.0)
             totals[name] = totals[name] + local if name in totals else local
     if not totals:

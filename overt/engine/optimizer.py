@@ -97,12 +97,17 @@ def _checked_group(group: dict[str, Any]) -> dict[str, Any]:
             "every step; use lr_scale, a factor of optimizer.lr"
         )
     pairs = list(group.get("params", []))
-    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+    if not all(map(_is_named_parameter, pairs)):
         raise ConfigError(
             "parameter_groups returned a group whose params are not pairs of name and parameter; "
             "use model.named_parameters() instead of model.parameters()"
         )
     return {**group, "params": pairs}
+
+
+def _is_named_parameter(pair: Any) -> bool:
+    is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+    return is_pair and isinstance(pair[0], str) and isinstance(pair[1], Tensor)
 
 
 def _build_one(part: Assignment, lr: float) -> torch.optim.Optimizer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,13 @@ from torch import Tensor, nn
 from overt.checkpoint import random_state
 from overt.config.schema import TrainingSection
 from overt.distributed import World
+from overt.engine.returned import returned
 from overt.errors import ConfigError, nearest
 from overt.recipe import Recipe
 from overt.run.session import ranks_checkpoints
+
+if TYPE_CHECKING:
+    from overt.recipe import Evaluation
 
 OWN = ""  # stands for `Recipe.evaluate` among the names of evaluation sets
 
@@ -23,7 +27,7 @@ class Cadence:
     """When each evaluation set of a run is due."""
 
     def __init__(self, recipe: Recipe, training: TrainingSection) -> None:
-        names = list(recipe.evaluation_sets())
+        names = list(evaluation_sets(recipe))
         for name in names:
             if not name or "/" in name:
                 raise ConfigError(
@@ -57,6 +61,21 @@ class Cadence:
         return ranks_checkpoints(metric_name, scores, self.set_of)
 
 
+def evaluation_sets(recipe: Recipe) -> dict[str, Evaluation]:
+    """Return the recipe's further evaluations by name."""
+    return returned(recipe, "evaluation_sets", recipe.evaluation_sets())
+
+
+def samples_of(recipe: Recipe, model: Any) -> Mapping[str, Tensor | str]:
+    """Return the recipe's pictures, videos and texts by name."""
+    return returned(recipe, "visualize", recipe.visualize(model)) or {}
+
+
+def reason_to_end(recipe: Recipe, scores: dict[str, float]) -> str | None:
+    """Return why the recipe ends training after these scores, or None."""
+    return returned(recipe, "finished", recipe.finished(scores))
+
+
 def score_sets(
     recipe: Recipe, model: Any, world: World, names: Collection[str] | None = None
 ) -> dict[str, float]:
@@ -64,7 +83,7 @@ def score_sets(
     kind, scores = type(recipe).__qualname__, {}
     if names is None or OWN in names:
         scores = _numbers(recipe.evaluate(model, world), f"{kind}.evaluate")
-    for name, evaluate in recipe.evaluation_sets().items():
+    for name, evaluate in evaluation_sets(recipe).items():
         if names is None or name in names:
             values = _numbers(evaluate(model, world), f"the evaluation set {name} of {kind}")
             scores |= {f"{name}/{key}": value for key, value in values.items()}
@@ -112,7 +131,7 @@ def score(
             with torch.inference_mode(), autocast:
                 scores = score_sets(recipe, model, world, names)
                 if world.is_main and (names is None or OWN in names):
-                    for name, sample in (recipe.visualize(model) or {}).items():
+                    for name, sample in samples_of(recipe, model).items():
                         log_sample(name, sample)
         finally:
             model.train(was_training)

@@ -15,7 +15,9 @@ from overt.config import Config
 from overt.config.schema import CheckpointSection
 from overt.engine.build import Parts
 from overt.engine.order import START, Position
+from overt.engine.returned import returned
 from overt.errors import CheckpointError
+from overt.recipe import Recipe
 from overt.run.resume import is_longer, refuse_other_run
 
 RECIPE = "recipe/"  # prefix of the recipe's own tensors in a checkpoint
@@ -144,8 +146,9 @@ def checking_resumed(
         ) from error
 
 
-def split_recipe_state(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def split_recipe_state(recipe: Recipe) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return tensors, under names for the checkpoint, and plain values of `Recipe.state_dict`."""
+    state = returned(recipe, "state_dict", recipe.state_dict())
     tensors = {f"{RECIPE}{key}": item for key, item in state.items() if isinstance(item, Tensor)}
     plain = {key: item for key, item in state.items() if not isinstance(item, Tensor)}
     return tensors, plain

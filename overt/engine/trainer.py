@@ -27,7 +27,8 @@ from overt.engine.patience import Patience
 from overt.engine.precision import AUTOCAST
 from overt.engine.progress import Progress
 from overt.engine.replay import Replay
-from overt.engine.scoring import Cadence, score
+from overt.engine.returned import returned
+from overt.engine.scoring import Cadence, reason_to_end, score
 from overt.engine.state import State, checking_resumed, join_recipe_state, split_recipe_state
 from overt.engine.strategy.automatic import Attempt
 from overt.engine.strategy.ddp import average_over_ranks, settle_buckets
@@ -137,7 +138,7 @@ class Trainer:
         step = self.recipe.custom_step(self, batch.micro_batches, counts)
         if step is None:  # the usual update
             step = (self.add_gradients(batch.micro_batches, counts), *self.update())
-        outputs, grad_norm, applied = step
+        outputs, grad_norm, applied = returned(self.recipe, "custom_step", step)
         applied = self.guard.all_applied(applied)  # a step of several updates is made if all were
         if self.average is not None:
             update_ema(self.average, self.model, self.parts.momentum(self.state.updates), applied)
@@ -155,7 +156,7 @@ class Trainer:
     ) -> list[StepOutput]:
         """Run forward and backward; reduce gradients, of `only` or all parameters, over ranks."""
         outputs, wrapping = [], self.wrapping
-        variant = int(self.recipe.replays_at(self.state.step)) if only is None else 0
+        variant = self.speed.variant(self.state.step) if only is None else 0
         with self.trainable.gradients_for(only) as parameters:
             for index, micro in enumerate(micro_batches):
                 batch = self.to_device(micro.batch)
@@ -178,15 +179,14 @@ class Trainer:
         self.spikes.see(outputs, only)
         return outputs
 
-    def run_pass(
-        self, batch: Any, counts: dict[str, Tensor], is_padding: bool = False
-    ) -> StepOutput:
+    def run_pass(self, batch: Any, counts: dict[str, Tensor], padding: bool = False) -> StepOutput:
         """Run forward and backward of one micro-batch."""
         self.pace.begin_forward()
         with self.autocast():
             output = self.recipe.loss(self.wrapping.module, batch, counts, self.state.step)
         self.pace.end_forward()
-        if is_padding:
+        returned(self.recipe, "loss", output)
+        if padding:
             output = output.scaled(0.0)
         loss = self.wrapping.scaled(poison_if_nonfinite(output.total))
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -254,7 +254,7 @@ class Trainer:
         self.settle()
         self.check_weights(self.state.step)
         scores = self.score(sets)
-        reason = self.recipe.finished(scores) or self.patience.see(scores)
+        reason = reason_to_end(self.recipe, scores) or self.patience.see(scores)
         if ends := reason is not None and 0 < self.state.step < self.total_steps:
             self.state.finished = reason  # now sets are due that wait for the last step
             scores |= self.score(self.cadence.others(sets))
@@ -276,7 +276,7 @@ class Trainer:
         self.heartbeat.at(self.state.step, "saving")
         self.settle()
         self.check_weights(self.state.step)
-        tensors, plain = split_recipe_state(self.recipe.state_dict())
+        tensors, plain = split_recipe_state(self.recipe)
         is_ranked = self.cadence.ranks(self.config.checkpoint.metric_name, self.state.scores)
         with self.progress.pause():
             self.manager.save_checkpoint(

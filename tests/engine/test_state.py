@@ -94,7 +94,12 @@ def test_a_resume_is_described_by_checkpoint_step_and_position() -> None:
 
 def test_tensors_and_plain_values_are_told_apart_and_joined() -> None:
     state = {"queue": torch.arange(3), "pointer": 2, "names": ["a"], "scale": torch.tensor(0.5)}
-    tensors, plain = split_recipe_state(state)
+
+    class Queue(Toy):
+        def state_dict(self) -> dict[str, Any]:
+            return state
+
+    tensors, plain = split_recipe_state(object.__new__(Queue))
     assert tensors.keys() == {"recipe/queue", "recipe/scale"}
     assert plain == {"pointer": 2, "names": ["a"]}
     others = {"rank0/torch": torch.zeros(1)}  # generators lie beside them

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from overt.checkpoint import random_state
 from overt.config.schema import TrainingSection
 from overt.distributed import World, gather_objects
+from overt.engine.returned import returned
 from overt.engine.strategy.blocks import compile_model
 from overt.engine.strategy.graph import GraphedPass, Pass, in_one_line
 from overt.health.flops import buffers_kept
@@ -55,7 +56,7 @@ def fit_memory(
     if device.type != "cuda":
         return None
     gib = training.memory_gib or torch.cuda.mem_get_info(device)[0] / 2**30
-    return recipe.fit_memory(samples, gib)
+    return returned(recipe, "fit_memory", recipe.fit_memory(samples, gib))
 
 
 def choose(
@@ -124,7 +125,7 @@ def _against_compiling(
     """Return why blocks are not compiled, the first reason that holds."""
     if world.device.type != "cuda":
         return "on a CPU it does not pay"
-    units = len(recipe.compile_units(model))
+    units = len(returned(recipe, "compile_units", recipe.compile_units(model)))
     if against := _against_blocks(training, recipe, units, total_steps):
         return against
     if not dispatch.HAS_TRITON:
@@ -210,6 +211,10 @@ class Attempt:
         if not self.speed.training.cuda_graph:
             return None
         return GraphedPass(run, parameters, self._give_up_graph if self.speed.tries_graph else None)
+
+    def variant(self, step: int) -> int:
+        """Return which recording a step replays; 0: none, it looks at values on the host."""
+        return int(returned(self.recipe, "replays_at", self.recipe.replays_at(step)))
 
     def begin(self, loss: Callable[[nn.Module], Tensor]) -> None:
         """Say what was chosen before the first step, and compile what is to be compiled.

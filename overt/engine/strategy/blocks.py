@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from overt.config.schema import TrainingSection
+from overt.engine.returned import returned
 from overt.errors import ConfigError
 from overt.health.compiling import spare_compilers
 
@@ -32,7 +33,7 @@ def compile_model(recipe: Any, model: nn.Module, training: TrainingSection) -> N
         blocks = recipe.blocks(model)
         units = need_blocks(blocks, "training.compile=blocks")
         if training.strategy != "fsdp":
-            units = recipe.compile_units(model)
+            units = returned(recipe, "compile_units", recipe.compile_units(model))
     compile_in_place(
         units,
         training.compile_backend,
