@@ -10,7 +10,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from overt.tools.plan.operator_flops import count_flops
+from overt.tools.plan.repeats import Call, Repeat
 
 BLOCK = 512  # bytes: sizes are rounded up to a multiple
 # Operators that add up a gradient in float32 before they hand it out in 16 bits: that of their
@@ -39,6 +40,13 @@ def rounded(count: int) -> int:
 class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts live bytes by what they are for; `peak` and `flops` are since the last `reset`."""
 
+    # Of all steps of this process: those of a plan repeat each other. None: is worked out always.
+    repeats: ClassVar[dict[Any, Repeat | None]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and torch's guard against it slows every call
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live: Counter[str] = Counter()
@@ -59,14 +67,25 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if function is torch.ops.prim.device.default:  # asked for many times by each operator
             mode, device = args[0].fake_mode, args[0].fake_device
             return torch.device("meta") if mode.in_kernel_invocation else device
-        result = function(*args, **(kwargs or {}))
+        result, flops = self._run(Call(function, args, kwargs or {}), args, kwargs or {})
         for value in (result,) if isinstance(result, Tensor) else tree_iter(result):
             if isinstance(value, Tensor):
                 self.add(value, ACTIVATIONS)
-        self.flops += count_flops(function, args, kwargs or {}, result)
+        self.flops += flops
         if function.__name__.partition(".")[0] in WIDE_SUMS and args[1].element_size() == 2:
             self._note_peak(rounded(4 * args[1].numel()))
         return result
+
+    def _run(self, call: Call, args: Any, kwargs: dict[str, Any]) -> tuple[Any, int]:
+        """Return the result of an operator and its FLOPs, from memory where it is a repeat."""
+        repeat = None if call.key is None else self.repeats.get(call.key)
+        if repeat is not None:
+            return repeat.make(call.tensors), repeat.flops
+        result = call.function(*args, **kwargs)
+        flops = count_flops(call.function, args, kwargs, result)
+        if call.key is not None and call.key not in self.repeats:
+            self.repeats[call.key] = call.repeat(result, flops)
+        return result, flops
 
     def add(self, tensor: Tensor, purpose: str) -> None:
         """Count this tensor's storage, unless it is counted already."""
