@@ -35,7 +35,7 @@ from overt.engine.optimizer import (
 )
 from overt.engine.precision import set_precision, slow_precision
 from overt.engine.returned import returned
-from overt.engine.strategy.automatic import Speed, choose, fit_memory
+from overt.engine.strategy.automatic import HasStep, Speed, choose, fit_memory
 from overt.engine.strategy.blocks import compile_model, need_blocks, recompute_in_backward
 from overt.engine.strategy.fsdp import (
     WholeModel,
@@ -257,7 +257,12 @@ def wrap(
 
 
 def introduction(
-    config: Config, parts: Parts, world: World, resumed: str | None, done: str | None
+    config: Config,
+    parts: Parts,
+    world: World,
+    resumed: str | None,
+    done: str | None,
+    clock: HasStep,
 ) -> Introduction:
     """Return what is printed when a run starts."""
     cuda = world.device.type == "cuda"
@@ -277,6 +282,7 @@ def introduction(
         slow=slow_precision(config.training.precision, world.device),
         resumed=resumed,
         done=done,
+        step=clock.step,
     )
 
 

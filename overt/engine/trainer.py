@@ -101,7 +101,7 @@ class Trainer:
         self.phases.end("load")
         self.logger = self.run.open(self.state.step if resumes else None, self.state.wandb_run_id)
         done = (self.state.finished or "all steps are done") if self.is_done() else None
-        self.run.introduce(partial(introduction, config, parts, world, resumed, done))
+        self.run.introduce(partial(introduction, config, parts, world, resumed, done, self.state))
 
     def train(self) -> dict[str, float]:
         """Train to the last step; log, evaluate and save when due. Return the last scores."""

@@ -43,6 +43,7 @@ class Introduction:
     slow: str | None  # why the precision is a bad choice for the device
     resumed: str | None
     done: str | None  # why nothing is left to train
+    step: int = 0  # that this session continues from
 
     def rows(self) -> list[tuple[str, str]]:
         config, plan, optimizer = self.config, self.plan, self.config.optimizer
@@ -93,6 +94,19 @@ class Introduction:
             *([] if self.slow is None else [f"slow: {self.slow}"]),
             *([] if hint is None else [f"advice: {hint}"]),
             *([] if self.done is None else [f"nothing is left to train: {self.done}"]),
+            *self._unrecorded(),
+        ]
+
+    def _unrecorded(self) -> list[str]:
+        """Tell of steps to profile that this session does not come by."""
+        steps = self.config.training.profile_steps
+        if steps is None or self.done is not None:
+            return []
+        if steps[0] <= self.total_steps and steps[1] > self.step:
+            return []
+        return [
+            f"training.profile_steps=[{steps[0]},{steps[1]}] records nothing: this session trains "
+            f"steps {self.step + 1} to {self.total_steps}"
         ]
 
 

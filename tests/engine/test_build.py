@@ -16,6 +16,7 @@ from overt.checkpoint import storage
 from overt.config import build_recipe
 from overt.distributed import World, init_distributed
 from overt.engine.build import Parts, Wrapping, build, introduction, wrap
+from overt.engine.state import State
 from overt.errors import CheckpointError, ConfigError, DataError
 from overt.health.phases import Phases
 
@@ -235,7 +236,7 @@ def test_a_custom_step_calls_methods_of_a_plain_model() -> None:
 def test_the_introduction_counts_what_is_trained(tmp_path: Path) -> None:
     config = toy_config(tmp_path)
     parts = parts_of(tmp_path)
-    text = introduction(config, parts, ALONE, resumed="step 3", done=None)
+    text = introduction(config, parts, ALONE, "step 3", done=None, clock=State(step=3))
     everything = sum(value.numel() for value in parts.model.parameters())
     assert text.parameters == everything > text.trained_parameters
     assert text.trained_parameters == sum(value.numel() for value in parts.trainable.parameters)

@@ -75,6 +75,22 @@ def test_remarks_are_what_was_loaded_and_advice() -> None:
     assert all(remark.startswith("advice: ") for remark in large.remarks())
 
 
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ("[13,14]", ["records nothing: this session trains steps 5 to 12"]),
+        ("[2,4]", ["records nothing"]),
+        ("[2,5]", []),
+        ("[12,20]", []),
+    ],
+)
+def test_steps_to_profile_that_never_come_are_told(steps: str, words: list[str]) -> None:
+    settings = [f"training.profile_steps={steps}", "optimizer.lr_base_batch=6"]
+    remarks = [text for text in introduction(*settings, step=4).remarks() if "profile" in text]
+    assert len(remarks) == len(words)
+    assert all(word in text for word, text in zip(words, remarks, strict=True))
+
+
 @pytest.mark.parametrize("in_a_row", [1, 7])
 def test_a_run_stopped_by_nan_says_what_is_saved_and_what_to_try(in_a_row: int) -> None:
     event = SkippedStep(3, math.nan, [(0, 1)], "last (Linear, forward)", True, None)
