@@ -32,6 +32,7 @@ GROUPS = (
     "recipe", "model", "data", "optimizer", "schedule", "logging", "checkpoint", "evaluation"
 )  # fmt: skip
 MANY = 20  # options of a group, too many to list beside the nearest one
+OPEN = ("schedule", "optimizer.arguments", "training.evaluate_sets")  # no file lists all keys
 ABSENT = object()
 # Keys of older configurations, within their section.
 RENAMED = {
@@ -305,9 +306,10 @@ def _check_known(key: str, values: DictConfig) -> None:
     if re.search(r"\.\d+\.", key):  # of an entry of a list: optimizer.rules.0.lr_scale
         allowed += [key] if OmegaConf.select(values, key, default=ABSENT) is not ABSENT else []
     if not any(name == key or name.startswith(key + ".") for name in allowed):
-        raise ConfigError(
-            f"unknown key {key}{nearest(key, allowed)}; `overt config recipe=NAME` lists all keys"
-        )
+        hint, parent = nearest(key, allowed), key.rpartition(".")[0]
+        if parent in OPEN and not hint.startswith(f" (did you mean {parent}."):
+            hint = f"; to give {parent} a key that it does not have yet, write +{key}=VALUE"
+        raise ConfigError(f"unknown key {key}{hint}; `overt config recipe=NAME` lists all keys")
 
 
 def add_package(folder: str) -> str:

@@ -294,3 +294,14 @@ def test_a_key_like_no_other_gets_no_advice(key: str) -> None:
         ConfigError, match=f"unknown key {key}; `overt config recipe=NAME` lists all"
     ):
         load(["recipe=cotracker3_tiny", f"{key}=1"])
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["schedule.warmup_fraction", "optimizer.arguments.momentum", "training.evaluate_sets.far"],
+)
+def test_a_new_key_of_an_open_mapping_takes_a_plus_sign(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"unknown key {key}; .* write \+{key}=VALUE;"):
+        load(["recipe=toy", f"{key}=3"], packages=[str(TOY)])
+    with pytest.raises(ConfigError, match=r"unknown key training.foo; `overt config"):
+        load(["recipe=toy", "training.foo=3"], packages=[str(TOY)])
