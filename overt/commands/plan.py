@@ -41,7 +41,9 @@ def main(arguments: Sequence[str]) -> int:
 
     network = Network(gpus_per_node=options.gpus_per_node, network_gbit=options.network_gbit)
     request = Request(devices, options.gpu, options.efficiency, measured, options.samples, network)
-    print("steps on fake tensors: seconds for most recipes, a minute or two for LBM", file=sys.stderr)
+    print(
+        "steps on fake tensors: seconds for most recipes, a minute or two for LBM", file=sys.stderr
+    )
     plan = make_plan(config, recipe_on_cuda(config), request)
     print(json.dumps(plan, indent=1) if options.json else render(plan))
     return 0
