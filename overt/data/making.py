@@ -24,6 +24,7 @@ from overt.errors import DataError
 from overt.files.atomic import hidden_name, is_unfinished, remove_left_overs
 
 MANIFEST = "synthetic.json"
+STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)  # ask a run to stop
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -127,7 +128,7 @@ def _begin_worker(lifeline: Connection, initializer: Callable[[], object] | None
 
     A terminal, Slurm and launchers signal all processes of a job.
     """
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     if initializer is not None:

@@ -15,6 +15,7 @@ import pytest
 from overt.config import build_recipe, load
 from overt.data.making import MANIFEST, claim_folder, map_in_processes
 from overt.errors import DataError, StoppedAtStart
+from overt.health.preemption import SIGNALS
 
 # Tiny recipes that make their data, with as little of it as shows a race.
 FIRST_STARTS = {
@@ -153,7 +154,7 @@ def test_workers_leave_signals_to_their_maker_and_end_with_its_work(tmp_path: Pa
     results = map_in_processes(wait_for_a_file, items, 2, start="spawn")
     assert next(results) == "0"
     workers = multiprocessing.active_children()
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):  # as for a whole job
+    for number in (*SIGNALS, signal.SIGINT):  # as for a whole job
         for worker in workers:
             assert worker.pid is not None
             os.kill(worker.pid, number)
