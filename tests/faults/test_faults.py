@@ -13,7 +13,7 @@ SHORT = [
     ("SIGKILL of a rank", 4),
     ("SIGTERM", 5),
     ("full disk", 1),
-    ("newest checkpoint truncated", 0),
+    pytest.param("newest checkpoint truncated", 0, marks=pytest.mark.long),  # as the next
     ("newest checkpoint with a flipped bit", 1),
     ("sample that raises", 3),
     ("NaN gradients on one rank", 0),

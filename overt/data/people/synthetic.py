@@ -61,7 +61,7 @@ def write_people(
     _check_backgrounds(options)
     studio = _studio(options)  # refuses a body or a folder that is not there
     check_people(root, name, count, options)
-    path, images = places(root, name)
+    path, images = paths_of_set(root, name)
     if path.exists() and not (images / MANIFEST).is_file():
         raise DataError(
             f"{path} exists and is not known to be rendered with these settings (there is no "
@@ -84,14 +84,14 @@ def write_people(
     return path
 
 
-def places(root: Path, name: str) -> tuple[Path, Path]:
+def paths_of_set(root: Path, name: str) -> tuple[Path, Path]:
     """Return the annotation file and the picture folder of a set."""
     return root / "preprocessed_datasets" / f"{name}.npz", root / "datasets" / name
 
 
 def check_people(root: Path, name: str, count: int, options: PeopleOptions) -> None:
     """Refuse a set that was rendered with other settings, as far as its folder tells them."""
-    path, images = places(root, name)
+    path, images = paths_of_set(root, name)
     try:
         stored = json.loads((images / MANIFEST).read_text())
     except (OSError, ValueError):  # none: of an earlier version, or not rendered yet

@@ -25,7 +25,7 @@ from overt.data.people.crops import (
 )
 from overt.data.people.mixture import DrawnMixture
 from overt.data.people.scenes import PeopleOptions
-from overt.data.people.synthetic import check_people, places, write_people
+from overt.data.people.synthetic import check_people, paths_of_set, write_people
 from overt.distributed import main_first
 from overt.geometry.body import SHAPE_NUMBERS
 from overt.geometry.body_files import CAPSULE
@@ -213,7 +213,7 @@ def make_missing_data(settings: DataSettings, training: bool = True) -> None:
             sets.insert(0, ("people_train", synthetic.train, synthetic.seed))
         for name, count, seed in sets:
             options = people_options(synthetic, seed)
-            if places(root, name)[0].exists():
+            if paths_of_set(root, name)[0].exists():
                 check_people(root, name, count, options)
             else:
                 write_people(root, name, count, options, workers=synthetic.workers or 0)

@@ -91,13 +91,18 @@ def test_tensors_of_an_encoder_that_are_not_used_are_listed(root: Path, tmp_path
     "source", [{"num_heads": 4}, {"encoder_type": "vit_tiny_patch16_224", "num_heads": None}]
 )
 @pytest.mark.parametrize(
-    "method", ["baselines.SupervisedRecipe", "baselines.SimCLRRecipe", "recipe.HJEPARecipe"]
+    ("method", "loss"),
+    [
+        ("baselines.SupervisedRecipe", []),
+        ("baselines.SimCLRRecipe", ["loss.type=cjepa"]),
+        ("recipe.HJEPARecipe", []),
+    ],
 )
 def test_an_encoder_with_other_heads_is_refused(
-    method: str, source: dict[str, Any], root: Path
+    method: str, loss: list[str], source: dict[str, Any], root: Path
 ) -> None:
     target = f"recipe._target_=overt.recipes.hjepa.{method}"
-    model = SMALL_HJEPA.recipe(root, *CLASSIFIER[1:4], target).build_model()
+    model = SMALL_HJEPA.recipe(root, *CLASSIFIER[1:4], target, *loss).build_model()
     heads = source["num_heads"] or 3
     with pytest.raises(CheckpointError, match=rf"with {heads} attention heads, the model's has 2"):
         model.adapt_tensors(model.state_dict(), {"model": source})
