@@ -36,6 +36,16 @@ def _load_entries(entries, stride, entry, column, LENGTH: tl.constexpr, WIDTH: t
 
 
 @triton.jit
+def _load_keys(embedding, values, entry, column, LENGTH: tl.constexpr, WIDTH: tl.constexpr):
+    """A row's entries with their embedding, if there is one, (entries, features)."""
+    keys = values
+    if embedding is not None:
+        added = _load_entries(embedding, WIDTH, entry, column, LENGTH, WIDTH)
+        keys = (values.to(tl.float32) + added.to(tl.float32)).to(values.dtype)
+    return keys
+
+
+@triton.jit
 def _kept(seed, row, head, entry, key, bound, scale, HEADS: tl.constexpr, LENGTH: tl.constexpr):
     """Factors (heads, entries): zero where `dropout_plain` drops, `scale` elsewhere."""
     number = (row * HEADS + head[:, None]) * LENGTH + entry[None, :]
@@ -83,10 +93,7 @@ def _forward(
     query = _load_queries(queries, row, rows, head, column, HEADS, WIDTH)
     own = entries + row * row_stride
     values = _load_entries(own, entry_stride, entry, column, LENGTH, WIDTH).to(query.dtype)
-    keys = values
-    if embedding is not None:
-        added = _load_entries(embedding, WIDTH, entry, column, LENGTH, WIDTH)
-        keys = (values.to(tl.float32) + added.to(tl.float32)).to(query.dtype)
+    keys = _load_keys(embedding, values, entry, column, LENGTH, WIDTH)
     weights = _weigh(query, keys, ignore, row, entry, LENGTH, PRECISION)
     if seed is not None:
         weights *= _kept(seed, row, head, entry, key, bound, scale, HEADS, LENGTH)
@@ -129,10 +136,7 @@ def _backward(
     incoming = _load_queries(gradient, row, rows, head, column, HEADS, WIDTH).to(query.dtype)
     own = entries + row * row_stride
     values = _load_entries(own, entry_stride, entry, column, LENGTH, WIDTH).to(query.dtype)
-    keys = values
-    if embedding is not None:
-        added = _load_entries(embedding, WIDTH, entry, column, LENGTH, WIDTH)
-        keys = (values.to(tl.float32) + added.to(tl.float32)).to(query.dtype)
+    keys = _load_keys(embedding, values, entry, column, LENGTH, WIDTH)
     weights = _weigh(query, keys, ignore, row, entry, LENGTH, PRECISION)
     to_weights = tl.dot(incoming, tl.trans(values), input_precision=PRECISION)
     if gradient_sums is not None:
