@@ -176,7 +176,8 @@ def _options(queries: Tensor, length: int) -> dict[str, int | str]:
         "ENTRY_TILE": max(TILE, triton.next_power_of_2(length)),
         "COLUMNS": max(TILE, triton.next_power_of_2(width)),
         "PRECISION": "ieee",  # of float32; 16-bit numbers are multiplied as they are
-        "num_warps": 1,
+        # Products of float32 are unrolled: for four warps they compile in a fifth of the time.
+        "num_warps": 4 if queries.dtype == torch.float32 else 1,
     }
 
 
