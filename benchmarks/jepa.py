@@ -20,6 +20,7 @@ from step import STEPS_AT_A_TIME, build, one_step
 
 from overt.data.rng import sample_rng
 from overt.distributed import World
+from overt.engine.interval import Interval
 from overt.engine.strategy.graph import WARM_UP, GraphedPass
 from overt.engine.trainer import Trainer
 from overt.errors import ConfigError
@@ -44,8 +45,7 @@ def step_milliseconds(trainer: Trainer, world: World, steps: int, every: int | N
     """Training steps with a look every N steps, or with the monitor switched off."""
     settings = trainer.config.settings
     settings.evaluation.collapse.every_steps = every
-    trainer.progress.interval.names = []  # the numbers of a step change with the monitor
-    trainer.progress.interval.rows = []
+    trainer.progress.interval = Interval(world.device)  # a step's numbers change with the monitor
     trainer.state.step += 1  # from there on, a look falls on every step or on none
     if trainer.graphed is not None:
         trainer.graphed = GraphedPass(trainer.run_pass, trainer.parameters)

@@ -36,7 +36,7 @@ SHORT = {
     "cotracker3_online": ["data.sequence_len=8", "model.window_len=8"],
     "cotracker3_small": ["data.procedural.layers=2"],
     "lbm": ["data.frames=2"],
-    "lbm_photographs": ["data.frames=8"],
+    "lbm_photographs": ["data.frames=12"],
 }
 # Built with real weights before these are made fake.
 TOO_LARGE = {"ijepa_vith14": "630 M weights and their average take 5 GB of this machine"}

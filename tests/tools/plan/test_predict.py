@@ -200,9 +200,11 @@ def test_clips_of_different_lengths_are_not_planned_as_recorded(
 ) -> None:
     recorded: list[bool] = []
 
-    def traffic(size: int, seconds: float, devices: int, network: Network, graph: bool) -> Traffic:
+    def traffic(
+        size: int, seconds: float, devices: int, network: Network, graph: bool, passes: int
+    ) -> Traffic:
         recorded.append(graph)
-        return ddp_traffic(size, seconds, devices, network, graph)
+        return ddp_traffic(size, seconds, devices, network, graph, passes)
 
     monkeypatch.setattr(predict, "ddp_traffic", traffic)
     short = ["data.sequence_len=4", "data.random_sequence_len=2", "training.cuda_graph=auto"]
