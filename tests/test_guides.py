@@ -22,6 +22,7 @@ from small_recipes import SMALL as SMALL_RECIPES
 from overt.cli import main
 from overt.config import build_recipe, load
 from overt.data.tracking.moving_shapes import SceneSettings, make_sequence
+from overt.errors import FAILED_EXIT_CODE
 
 TINY = {
     "cotracker3_offline": "cotracker3_tiny",
@@ -109,7 +110,7 @@ NEEDS_MORE = re.compile(
     r"|data/(?:kubric|skullbreak|imagenet|tapvid|kubric_\w+|shapes_pack)\b|imagenet/|mmhuman_data"
     r"|blade_tiny|\.pth\b(?<!tracker\.pth)|recipe=(?!\w+_tiny|own_recipe|jepa_)\w+"
 )
-COMMAND = re.compile(r"`((?:overt|torchrun|srun) [^`]+)`")
+COMMAND = re.compile(r"`((?:overt \S+|torchrun|srun) [^`]+)`")  # not a verb alone
 
 
 TAKE_SETTINGS = ("evaluate", "estimate", "complete")
@@ -193,7 +194,9 @@ def run(page: str, command: str) -> None:
         try_command(command)
         return
     words = smaller(command)
-    assert main(words) == 0, f"{page}: {command}\nran as: overt {shlex.join(words)}"
+    # Points of random weights may enclose no volume: they are written, and the command says so.
+    expected = (0, FAILED_EXIT_CODE) if words[0] == "complete" else (0,)
+    assert main(words) in expected, f"{page}: {command}\nran as: overt {shlex.join(words)}"
 
 
 @pytest.fixture(autouse=True)
